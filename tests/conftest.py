@@ -1,0 +1,151 @@
+"""One Postgres for the whole run, a fresh database for each test.
+
+DATABASE_URL names another server to use; REDRIVE_PG_BIN other binaries for ours.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+import support
+from redrive.dev_server import DevServer
+
+GIVEN_URL = os.environ.get("DATABASE_URL")
+BINARIES = Path(os.environ["REDRIVE_PG_BIN"]) if os.environ.get("REDRIVE_PG_BIN") else None
+SETTINGS = {
+    "log_line_prefix": "%m [%p] %d %a ",  # support.ServerLog reads the database's name from it
+    "max_connections": "300",
+    "max_prepared_transactions": "10",
+}
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the developer's own settings out of the tests."""
+    for name in list(os.environ):
+        if name == "DATABASE_URL" or name.startswith(("PG", "REDRIVE_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[DevServer | None]:
+    """The run's server, which all workers of pytest-xdist share; None where DATABASE_URL names another."""
+    if GIVEN_URL:
+        yield None
+        return
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
+    # straight in the temporary directory: as root, pytest's own are closed to the server's account
+    directory = Path(tempfile.gettempdir()) / f"redrive-tests-{run[:12]}"
+    with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def server_url(server: DevServer | None) -> str:
+    """A superuser's URL of the run's server."""
+    return server.url if server else GIVEN_URL or ""
+
+
+@pytest.fixture(scope="session")
+def template(server_url: str) -> Iterator[str]:
+    """A migrated database that nobody uses, for `db` to copy."""
+    from redrive.migrate import migrate  # noqa: PLC0415 # tests that need no schema run while it is broken
+
+    with support.database(server_url) as dsn:
+        migrate(dsn)
+        yield str(conninfo_to_dict(dsn)["dbname"])
+
+
+@pytest.fixture
+def db(server_url: str, template: str) -> Iterator[str]:
+    """The DSN of a migrated database of the test's own."""
+    with support.database(server_url, template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def empty_db(server_url: str) -> Iterator[str]:
+    """The DSN of an empty database of the test's own."""
+    with support.database(server_url) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def conn(db: str) -> Iterator[psycopg.Connection]:
+    """An autocommit connection to `db`, with the search path it came with."""
+    with psycopg.connect(db, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def wait_for() -> Callable[..., object]:
+    """`support.wait_for`, for tests that import nothing else from there."""
+    return support.wait_for
+
+
+@pytest.fixture
+def start_worker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., support.Worker]]:
+    """Start workers on `db`, killed after the test: ``start_worker(source, "--concurrency", "4", env={})``.
+
+    The app's source (or module, or ``module:queue``) finds `db` in DATABASE_URL; ``dsn=`` names another one.
+    """
+    workers: list[support.Worker] = []
+    directory = tmp_path_factory.mktemp("worker")
+
+    def start(
+        app: str, *flags: str, env: dict[str, str] | None = None, dsn: str | None = None
+    ) -> support.Worker:
+        url = dsn or request.getfixturevalue("db")
+        worker = support.Worker(app, flags, {**os.environ, "DATABASE_URL": url, **(env or {})}, directory)
+        workers.append(worker)
+        return worker
+
+    if "db" in request.fixturenames:  # made first, so dropped after the workers are gone
+        request.getfixturevalue("db")
+    yield start
+    for worker in workers:
+        worker.kill()
+        print(f"--- {worker.path.name}\n{worker.log()}")  # noqa: T201 # pytest shows it when the test failed
+
+
+@pytest.fixture
+def server_log(server: DevServer | None, db: str) -> support.ServerLog:
+    """What the server logged about `db` since the test began: ``assert server_log.errors() == []``."""
+    if server is None:
+        pytest.skip("the log of the server that DATABASE_URL names is out of reach")
+    return support.ServerLog(server.log, str(conninfo_to_dict(db)["dbname"]))
+
+
+@pytest.fixture
+def own_server() -> Iterator[support.OwnServer]:
+    """A private server to stop, crash and freeze. Its database is empty: migrate `own_server.url`."""
+    with DevServer(bindir=BINARIES, settings=SETTINGS) as started:
+        own = support.OwnServer(started)
+        yield own
+        own.close()
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_program() -> str:
+    """Pgbouncer's program, installed if need be and possible."""
+    program = support.pgbouncer_program()
+    if program is None:
+        pytest.skip("no pgbouncer here, and no root with apt-get to install it")
+    return program
+
+
+@pytest.fixture
+def pgbouncer(pgbouncer_program: str, db: str) -> Iterator[str]:
+    """A DSN of `db` through pgbouncer in transaction mode with two server connections."""
+    with support.pooler(pgbouncer_program, db) as dsn:
+        yield dsn
