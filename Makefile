@@ -1,0 +1,63 @@
+# One command per need, the same one here and in CI. `make` alone lists them.
+VENV   ?= .venv
+PYTHON ?= python3
+# how many tests at once, and what else pytest is told: make test TESTS="tests/test_migrate.py -x"
+JOBS   ?= 2
+TESTS  ?=
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint format types imports check contract demo clean
+
+help: ## List what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.dev ## Make the virtual environment and install the package with its tools
+
+test: $(VENV)/.dev ## Run the tests on a Postgres of their own (or on the server that DATABASE_URL names)
+	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+lint: $(VENV)/.dev ## Check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(VENV)/.dev ## Put formatting right
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: $(VENV)/.dev ## Check types
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev ## Check that imports point down
+	$(BIN)/lint-imports --no-logo
+
+check: lint types imports test ## All of the above
+
+contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its script lies beside the checkout
+	@if [ -f $(CONTRACT) ]; then $(BIN)/python -m redrive.dev_server -- $(BIN)/python $(CONTRACT); \
+	else echo "contract: skipped, no $(CONTRACT)"; fi
+
+demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
+	$(BIN)/python -m redrive demo
+
+clean: ## Remove the virtual environment and all that tools left behind
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+CONTRACT := ../shared/contract/tutorial.py
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "redrive needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps: pip runs again only when pyproject.toml has changed.
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(VENV)/.demo $@
