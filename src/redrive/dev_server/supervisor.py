@@ -222,7 +222,7 @@ class Cluster:
             for number, patience in ((signal.SIGINT, 15), (signal.SIGQUIT, 5)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(lines[0]), number)
-                if _wait(lambda: not self.pidfile(), patience):
+                if _wait(lambda: not self.pidfile() or self._ended(lines[0]), patience):
                     break
             for sockets in lines[4:5]:
                 if Path(sockets).name.startswith(SOCKET_PREFIX):
@@ -231,6 +231,12 @@ class Cluster:
             if not lines:  # it had not come so far as to write its pid
                 self.server.kill()
             self.server.wait()
+
+    def _ended(self, pid: str) -> bool:
+        """Notice a server that died and left its pid file; ours must be reaped to be seen as dead."""
+        if self.server is not None:
+            self.server.poll()
+        return not _alive(pid)
 
     def _give(self, path: Path) -> None:
         if self.who:
