@@ -60,7 +60,7 @@ class MigrationFailed(RedriveError):
 
 
 class UnknownKind(RedriveError):
-    """No handler of this queue goes by that kind; register it with `@queue.handler(kind)` or mend the name."""
+    """No handler of this queue has that kind; register it with `@queue.handler(kind)` or mend the name."""
 
 
 class NoDatabase(RedriveError):

@@ -1,7 +1,7 @@
 """What a job carries, as JSON, and what its handler returned.
 
 A payload is checked before any SQL: what `encode` lets through comes back from jsonb equal (only the order of
-keys is not kept), anything else is refused with the path of the value at fault. Refusing is right there, because
+keys is not kept), anything else is refused with the path of the value at fault. Refusing is right there, as
 the caller stands by; a result has no caller any more, so `encode_result` mends instead and never raises.
 Dataclasses and models are the business of `typed`; nothing here guesses how to write a date.
 """
