@@ -6,7 +6,6 @@ DATABASE_URL names another server to use; REDRIVE_PG_BIN other binaries for ours
 from __future__ import annotations
 
 import os
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,8 +41,7 @@ def server() -> Iterator[DevServer | None]:
         yield None
         return
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
-    # straight in the temporary directory: as root, pytest's own are closed to the server's account
-    directory = Path(tempfile.gettempdir()) / f"redrive-tests-{run[:12]}"
+    directory = support.clusters() / f"redrive-tests-{run[:12]}"
     with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS) as started:
         yield started
 
@@ -129,7 +127,8 @@ def server_log(server: DevServer | None, db: str) -> support.ServerLog:
 @pytest.fixture
 def own_server() -> Iterator[support.OwnServer]:
     """A private server to stop, crash and freeze. Its database is empty: migrate `own_server.url`."""
-    with DevServer(bindir=BINARIES, settings=SETTINGS) as started:
+    directory = support.clusters() / f"redrive-own-{uuid.uuid4().hex[:12]}"
+    with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS) as started:
         own = support.OwnServer(started)
         yield own
         own.close()

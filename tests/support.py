@@ -31,6 +31,7 @@ SIGNALS = {
     "immediate": signal.SIGQUIT,
     "crash": signal.SIGKILL,
 }
+ROOMY = 2**31  # a container's /dev/shm has 64 MB unless told otherwise
 PGBOUNCER = """\
 [databases]
 * = {server}
@@ -55,6 +56,17 @@ def wait_for(predicate: Callable[[], T], seconds: float = 10, every: float = 0.0
             raise AssertionError(f"after {seconds} s still {value!r}")
         time.sleep(every)
     return value
+
+
+def clusters() -> Path:
+    """Where test servers live: in memory if there is plenty, since copying a database makes 300 files.
+
+    Never in pytest's own directories, which as root are closed to the server's account.
+    """
+    memory = Path("/dev/shm")
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOMY:
+        return memory
+    return Path(tempfile.gettempdir())
 
 
 class Worker:
