@@ -170,13 +170,13 @@ def _compile(annotation: Any, where: str, memo: _Memo) -> _Decode:  # noqa: C901
             memo[kind].compile(where, memo)
         return memo[kind]
     raise InvalidOption(
-        f"{where}: {_named(annotation)} cannot be read from JSON: annotate with a dataclass, a msgspec.Struct,"
+        f"{where}: {_named(annotation)} cannot be read from JSON: annotate with a dataclass, msgspec.Struct,"
         " a pydantic model or what these are made of, or leave the annotation out"
     )
 
 
 def _bare(annotation: Any) -> Any:
-    """Take off what says nothing about the JSON: Annotated, NewType, Required, TypeVar, an alias."""
+    """Take off what says nothing about JSON: Annotated, NewType, Required, TypeVar, aliases."""
     while True:
         if typing.get_origin(annotation) in (typing.Annotated, typing.Required, typing.NotRequired):
             annotation = typing.get_args(annotation)[0]
