@@ -25,6 +25,9 @@ SETTINGS = {
     "max_prepared_transactions": "10",
 }
 
+# a crash of the server must not lose what it has confirmed
+LASTING = {"synchronous_commit": "on"}
+
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +131,7 @@ def server_log(server: DevServer | None, db: str) -> support.ServerLog:
 def own_server() -> Iterator[support.OwnServer]:
     """A private server to stop, crash and freeze. Its database is empty: migrate `own_server.url`."""
     directory = support.clusters() / f"redrive-own-{uuid.uuid4().hex[:12]}"
-    with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS) as started:
+    with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS | LASTING) as started:
         own = support.OwnServer(started)
         yield own
         own.close()
