@@ -25,6 +25,8 @@ from redrive.dev_server.supervisor import account
 
 T = TypeVar("T")
 
+# Where util-linux has it: a worker dies with the thread that started it, should pytest itself be killed.
+TETHER = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 SIGNALS = {
     "smart": signal.SIGTERM,
     "fast": signal.SIGINT,
@@ -84,7 +86,7 @@ class Worker:
         search = [str(directory), *filter(None, [env.get("PYTHONPATH")])]
         with self.path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "redrive", "worker", target, *flags],
+                [*TETHER, sys.executable, "-m", "redrive", "worker", target, *flags],
                 env={**env, "PYTHONPATH": os.pathsep.join(search), "PYTHONUNBUFFERED": "1"},
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
