@@ -102,7 +102,7 @@ def _under(key: str, item: Any, depth: int) -> Any:
     return item if counts and isinstance(item, (int, float)) else HIDDEN
 
 
-# Every repetition is bounded, or starts where a word does, so a long text costs linear time. A DSN may have been
+# Every repetition is bounded, or starts where a word does: a long text costs linear time. A DSN may have been
 # cut by `text.clip` in the middle of its password.
 
 _SHAPES = re.compile(

@@ -56,10 +56,9 @@ def dump(value: Any) -> Any:
     data = _plain(value, "payload")
     if kind not in _decoders:
         _decoders[kind] = _compile(kind, "payload", {})
-    if not _same(_decoders[kind](data, "payload"), value):
-        raise InvalidPayload(
-            f"payload would not come back as the same {kind.__name__}: mind its fields' types"
-        )
+    path = _difference(_decoders[kind](data, "payload"), value, "payload")
+    if path is not None:
+        raise _invalid(path, "would not come back as it is: its type is not the annotated one")
     return data
 
 
@@ -116,23 +115,25 @@ def _plain(value: Any, path: str) -> Any:  # noqa: C901, PLR0911, PLR0912 - one 
     return value
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Compare what came back with what was given, field by field.
+def _difference(back: Any, given: Any, path: str) -> str | None:
+    """Compare what came back with what was given and return the path of the first difference.
 
     Plain equality will not do: a dataclass may come without it, and a datetime in the hour that clocks repeat
     is never equal to one of another zone.
     """
-    if isinstance(one, datetime) and isinstance(other, datetime):
-        return one.isoformat() == other.isoformat()
-    if type(one) is type(other):
-        names = _fields(type(one))
-        if names:
-            return all(_same(getattr(one, name), getattr(other, name)) for name in names)
-        if isinstance(one, (list, tuple)):
-            return len(one) == len(other) and all(map(_same, one, other))
-        if isinstance(one, dict):
-            return one.keys() == other.keys() and all(_same(item, other[key]) for key, item in one.items())
-    return bool(one == other)
+    if isinstance(back, datetime) and isinstance(given, datetime):
+        return None if back.isoformat() == given.isoformat() else path
+    inner: list[tuple[Any, Any, str]] = []
+    if type(back) is type(given):
+        if names := _fields(type(back)):
+            inner = [(getattr(back, name), getattr(given, name), f"{path}.{name}") for name in names]
+        elif isinstance(back, (list, tuple)) and len(back) == len(given):
+            inner = [(*pair, f"{path}[{i}]") for i, pair in enumerate(zip(back, given, strict=True))]
+        elif isinstance(back, dict) and back.keys() == given.keys():
+            inner = [(item, given[key], f"{path}.{key}") for key, item in back.items()]
+    if inner:
+        return next(filter(None, (_difference(*each) for each in inner)), None)
+    return None if back == given else path
 
 
 def _invalid(path: str, problem: str) -> InvalidPayload:
@@ -212,7 +213,9 @@ class _Fields:
                 " define the classes of a payload at the top of a module"
             ) from error
         if typing.is_typeddict(kind):
-            self.required = sorted(kind.__required_keys__)  # type: ignore[attr-defined]
+            # of annotations that are strings, __required_keys__ has not seen the NotRequired
+            keys = kind.__required_keys__  # type: ignore[attr-defined]
+            self.required = [key for key in keys if typing.get_origin(hints[key]) is not typing.NotRequired]
         else:
             fields = [field for field in dataclasses.fields(kind) if field.init]
             missing = dataclasses.MISSING
@@ -248,20 +251,11 @@ def _mismatch(path: str, expected: str, value: Any) -> InvalidPayload:
     return _invalid(path, f"must be {expected}, not {names.get(type(value), 'a number')}")
 
 
-def _exactly(expected: str, *kinds: type) -> _Decode:
-    def decode(value: Any, path: str) -> Any:
-        if type(value) not in kinds:  # not isinstance: True is no int here
-            raise _mismatch(path, expected, value)
-        return value
-
-    return decode
-
-
 def _from(kind: type, expected: str, read: Callable[[Any], Any]) -> _Decode:
     """Read *kind* of JSON value with a function that may find fault with it."""
 
     def decode(value: Any, path: str) -> Any:
-        if type(value) is not kind and not (kind is float and type(value) is int):
+        if type(value) is not kind and not (kind is float and type(value) is int):  # True is no int here
             raise _mismatch(path, expected, value)
         try:
             return read(value)
@@ -281,10 +275,10 @@ def _aware(text: str) -> datetime:
 _SCALARS: dict[Any, _Decode] = {
     Any: lambda value, _: value,
     object: lambda value, _: value,
-    str: _exactly("text", str),
-    bool: _exactly("a boolean", bool),
-    int: _exactly("a whole number", int),
-    types.NoneType: _exactly("null", types.NoneType),
+    str: _from(str, "text", str),
+    bool: _from(bool, "a boolean", bool),
+    int: _from(int, "a whole number", int),
+    types.NoneType: _from(types.NoneType, "null", lambda _: None),
     float: _from(float, "a number", float),
     datetime: _from(str, "a date and time with its zone in ISO 8601, as 2030-01-31T12:00:00+00:00", _aware),
     date: _from(str, "a date in ISO 8601, as 2030-01-31", date.fromisoformat),

@@ -1,0 +1,183 @@
+"""Connections of the library's own: how they are opened, when they are broken, and how one is kept for control traffic.
+
+No connection here is ever shared with user code. Keepalives and client-side timeouts are on, because a socket that
+nobody answers looks exactly like an idle one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from redrive.errors import NoDatabase
+from redrive.statements import Statement, arun, named
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT = 5
+STATEMENT_TIMEOUT = 30.0
+_ALIVE: dict[str, Any] = {
+    "connect_timeout": CONNECT_TIMEOUT,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+    "client_encoding": "utf8",
+}
+# Of the server: connections, shutdown, read-only after a failover, out of memory or disk.
+_OUTAGE = ("08", "57P", "53", "25006", "58", "XX")
+# Worth another try as it is: serialization, deadlock, lock timeout, statement timeout.
+_TRANSIENT = ("40", "55P03", "57014")
+
+
+def is_outage(error: BaseException) -> bool:
+    """Tell whether *error* says that the connection or the server is of no use now, by SQLSTATE and not by class."""
+    if isinstance(error, NoDatabase | TimeoutError | ConnectionError):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return error.sqlstate.startswith(_OUTAGE)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether the same statement may well succeed when it is said again."""
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
+
+
+def conninfo(dsn: str, *, application: str, nonce: str | None = None) -> str:
+    """Complete *dsn* with keepalives, a name to be seen by, and the settings of a control connection."""
+    given = conninfo_to_dict(dsn)
+    options = [str(given["options"])] if given.get("options") else []
+    if nonce is not None:
+        options += ["-c jit=off", r"-c default_transaction_isolation=read\ committed", "-c lock_timeout=2s"]
+        options += [f"-c redrive.session={nonce}"]
+    several = "," in str(given.get("host", ""))
+    extra = {"target_session_attrs": "read-write"} if several else {}
+    defaults = _ALIVE | extra | {"application_name": application}
+    merged = defaults | {name: value for name, value in given.items() if value is not None}
+    return make_conninfo(**(merged | ({"options": " ".join(options)} if options else {})))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a new connection found at the other end."""
+
+    pid: int
+    shared: bool
+    """A pooler hands this session's server to others between transactions: nothing of the session may be relied on."""
+    server_version: int
+    encoding: str
+
+
+class Control:
+    """One connection of the engine's for its own statements, opened when needed and dropped when in doubt.
+
+    Every statement has a timeout on this side: a frozen server answers nothing, not even an error. A statement that
+    fails leaves no broken connection behind; when to try again is the caller's business.
+    """
+
+    def __init__(self, dsn: str, schema: str, name: str, *, timeout: float = STATEMENT_TIMEOUT) -> None:
+        self.schema = schema
+        self.facts: Facts | None = None
+        self._dsn = dsn
+        self._application = f"redrive {name}"
+        self._timeout = timeout
+        self._conn: psycopg.AsyncConnection[Any] | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def connection(self) -> psycopg.AsyncConnection[Any] | None:
+        """The open connection, if there is one."""
+        return self._conn if self._conn is not None and not self._conn.closed else None
+
+    async def run(self, statement: Statement[T], *, timeout: float | None = None) -> list[T]:  # noqa: ASYNC109 - not a cancel scope: on expiry the socket itself is closed
+        """Run one statement in a transaction of its own, READ COMMITTED whatever the database's default is.
+
+        Raises:
+            NoDatabase: when no writable server answers in time.
+            psycopg.Error: what the server said.
+        """
+        async with self._lock:
+            conn = await self.open()
+            try:
+                return await self._bounded(self._say(conn, statement), timeout or self._timeout)
+            except BaseException as error:
+                if not isinstance(error, psycopg.Error) or is_outage(error) or conn.closed:
+                    self.drop()
+                raise
+
+    async def open(self) -> psycopg.AsyncConnection[Any]:
+        """Give the open connection, opening it if need be."""
+        if (conn := self.connection) is not None:
+            return conn
+        try:
+            self._conn, self.facts = await self._bounded(self._connect(), CONNECT_TIMEOUT + 5)
+        except (TimeoutError, OSError) as error:
+            raise NoDatabase(f"no answer from the database within {CONNECT_TIMEOUT + 5} s") from error
+        return self._conn
+
+    def drop(self) -> None:
+        """Close the socket at once, without a word to a server that may not be listening."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.pgconn.finish()
+
+    async def _say(self, conn: psycopg.AsyncConnection[Any], statement: Statement[T]) -> list[T]:
+        if self.facts is None or not self.facts.shared:
+            return await arun(conn, statement)
+        # Behind a pooler the isolation level can't be a setting of the session.
+        async with conn.transaction():
+            return await arun(conn, statement)
+
+    async def _connect(self) -> tuple[psycopg.AsyncConnection[Any], Facts]:
+        nonce = secrets.token_hex(8)
+        try:
+            conn = await psycopg.AsyncConnection.connect(
+                conninfo(self._dsn, application=self._application, nonce=nonce), autocommit=True
+            )
+        except psycopg.OperationalError as error:
+            if "startup parameter" not in str(error):
+                raise
+            conn = await psycopg.AsyncConnection.connect(
+                conninfo(self._dsn, application=self._application), autocommit=True, prepare_threshold=None
+            )
+        try:
+            return conn, await self._look(conn, nonce)
+        except BaseException:
+            conn.pgconn.finish()
+            raise
+
+    async def _look(self, conn: psycopg.AsyncConnection[Any], nonce: str) -> Facts:
+        await conn.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        [found] = await arun(conn, named("session_facts", self.schema))
+        if found.read_only:
+            raise NoDatabase("the server is read-only: a standby, or a primary on its way out")
+        shared = found.nonce != nonce
+        if shared:
+            conn.prepare_threshold = None
+        return Facts(found.pid, shared, found.server_version, found.encoding)
+
+    async def _bounded(self, work: Any, seconds: float) -> Any:
+        # Cancelling psycopg politely asks the server first, which a black-holed one never answers: close, then cancel.
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+            if task.done():
+                return task.result()
+            raise TimeoutError(f"the database did not answer within {seconds:g} s")
+        finally:
+            if not task.done():
+                self.drop()
+                task.cancel()
+                await asyncio.wait({task}, timeout=1.0)
+            if task.done() and not task.cancelled():
+                task.exception()  # seen: the caller has been told, asyncio need not tell it again
+

@@ -1,0 +1,180 @@
+"""Run one job and decide what becomes of it.
+
+Nothing here touches the database. :func:`execute` turns a claimed job into an
+:data:`~redrive.outcome.Outcome`; the writer knows how to write each one down.
+That keeps every rule about retries in this one module, and testable without Postgres.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from redrive.backoff import Backoff, clamp_delay, seconds_until_retry
+from redrive.errors import Dead, Discard, Retry, Snooze, Verdict
+from redrive.failure import FailureText, describe, storable
+from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Outcome, Retried, Snoozed, Succeeded
+from redrive.payload import encode_result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+    from redrive.job import ClaimedJob
+
+SHUTDOWN = "shutdown"
+CANCELLED = "cancelled"
+TIMED_OUT = "timed out"
+
+_log = logging.getLogger("redrive")
+
+
+class Executable(Protocol):
+    """What the executor needs to know of a handler."""
+
+    @property
+    def call(self) -> Callable[[ClaimedJob], Any]:
+        """Decode the payload and call the function."""
+
+    @property
+    def backoff(self) -> Backoff:
+        """Seconds to wait after a failed attempt."""
+
+    @property
+    def retry_on(self) -> tuple[type[BaseException], ...]:
+        """The only exceptions worth another try; empty means all."""
+
+    @property
+    def dead_on(self) -> tuple[type[BaseException], ...]:
+        """Exceptions that no other try will mend."""
+
+
+async def execute(job: ClaimedJob, handler: Executable) -> Finished:
+    """Run an async handler on the loop, in a context of its own, and judge the result."""
+    if (verdict := _not_to_be_run(job)) is not None:
+        return Finished(job, verdict, None)
+    job.started = time.monotonic()
+    try:
+        result = await _InOwnContext(handler.call, job)
+    except BaseException as error:  # noqa: BLE001 - every way out of a handler has an outcome
+        outcome = _judge(job, handler, error)
+    else:
+        outcome = _returned(job, handler, result)
+    return Finished(job, outcome, time.monotonic() - job.started)
+
+
+def execute_here(job: ClaimedJob, handler: Executable) -> Finished:
+    """Run a sync handler in the calling thread, in a context of its own, and judge the result."""
+    if (verdict := _not_to_be_run(job)) is not None:
+        return Finished(job, verdict, None)
+    job.started = time.monotonic()
+    try:
+        result = contextvars.copy_context().run(handler.call, job)
+        if asyncio.iscoroutine(result):
+            result.close()
+            raise TypeError(f"the handler of {job.kind!r} returned a coroutine: write it as `async def`")  # noqa: TRY301
+    except BaseException as error:  # noqa: BLE001 - every way out of a handler has an outcome
+        outcome = _judge(job, handler, error)
+    else:
+        outcome = _returned(job, handler, result)
+    return Finished(job, outcome, time.monotonic() - job.started)
+
+
+class _InOwnContext:
+    """Await a coroutine, each step of it inside one copied context, without the price of a task.
+
+    A context variable that a handler sets is gone with its job, as it would be in a task of its own.
+    """
+
+    __slots__ = ("_call", "_job")
+
+    def __init__(self, call: Callable[[ClaimedJob], Coroutine[Any, Any, Any]], job: ClaimedJob) -> None:
+        self._call = call
+        self._job = job
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        context = contextvars.copy_context()
+        coroutine = context.run(self._call, self._job)
+        step: Callable[..., Any] = coroutine.send
+        value: Any = None
+        while True:
+            try:
+                waits_for = context.run(step, value)
+            except StopIteration as end:
+                return end.value
+            try:
+                value, step = (yield waits_for), coroutine.send
+            except BaseException as error:  # noqa: BLE001 - thrown on into the handler, as `yield from` does
+                value, step = error, coroutine.throw
+
+
+def _not_to_be_run(job: ClaimedJob) -> Outcome | None:
+    if job.expired:
+        return Died(_said("DeadlinePassed", "deadline: expires_at passed before the job could run"))
+    if job.attempt > job.max_attempts:
+        spent = f"{job.attempt - 1} of {job.max_attempts} were used"
+        return Died(_said("AttemptsExhausted", f"no attempt left: {spent}"))
+    return None
+
+
+def _returned(job: ClaimedJob, handler: Executable, result: Any) -> Outcome:
+    if job.stopped:
+        return _stopped(job, handler)
+    return Succeeded(encode_result(result))
+
+
+def _stopped(job: ClaimedJob, handler: Executable) -> Outcome:
+    """Judge a handler that ended because it was told to."""
+    if job.stop_reason == CANCELLED:
+        return Failed(_said("Cancelled", "cancelled while it ran"))
+    if job.stop_reason == TIMED_OUT:
+        return _after_failure(job, handler, TimeoutError(f"passed its timeout of {_timeout(handler)}"))
+    return HandedBack()
+
+
+def _judge(job: ClaimedJob, handler: Executable, error: BaseException) -> Outcome:
+    if isinstance(error, Verdict):
+        return _obey(job, handler, error)
+    if job.stopped:
+        return _stopped(job, handler)
+    if not isinstance(error, Exception):
+        # sys.exit(), KeyboardInterrupt, a CancelledError nobody asked for: no failure of the work, and yet no
+        # reason to go on for ever. It counts as what it is, an attempt to take the worker down.
+        _log.error("handler of job %s raised %s", job.id, type(error).__name__, extra={"job": job.id, "kind": job.kind})
+        return Crashed(describe(error), seconds_until_retry(handler.backoff, job.crashes + 1))
+    return _after_failure(job, handler, error)
+
+
+def _obey(job: ClaimedJob, handler: Executable, verdict: Verdict) -> Outcome:
+    match verdict:
+        case Snooze(seconds=seconds):
+            return Snoozed(clamp_delay(seconds))
+        case Discard():
+            return Failed(_said("Discard", f"discarded: {verdict.reason}" if verdict.reason else "discarded"))
+        case Dead():
+            return Died(describe(verdict))
+        case Retry(after=after) if after is not None and not job.last_attempt:
+            return Retried(describe(verdict), clamp_delay(after))
+        case _:
+            return _after_failure(job, handler, verdict)
+
+
+def _after_failure(job: ClaimedJob, handler: Executable, error: BaseException) -> Outcome:
+    failure = describe(error)
+    permanent = isinstance(error, handler.dead_on)
+    foreign = bool(handler.retry_on) and not isinstance(error, (*handler.retry_on, Retry, TimeoutError))
+    if job.last_attempt or permanent or foreign:
+        return Died(failure)
+    return Retried(failure, seconds_until_retry(handler.backoff, job.attempt))
+
+
+def _timeout(handler: Executable) -> str:
+    return f"{getattr(handler, 'timeout', None) or 0:g} s"
+
+
+def _said(error_type: str, text: str) -> FailureText:
+    """Word a failure that no exception stands behind."""
+    text = storable(text)
+    return FailureText(error_type=error_type, message=text, traceback="", last_error=text, fingerprint=error_type)

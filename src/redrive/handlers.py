@@ -1,0 +1,199 @@
+"""Which function runs which kind of job, and how: the registry behind ``@queue.handler``.
+
+A decorated function stays a plain callable; it gains ``.enqueue``. Nothing here runs a job or knows a connection.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
+
+from redrive.backoff import Backoff, quadratic
+from redrive.errors import InvalidOption, UnknownKind
+from redrive.typed import decoder_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from redrive.job import ClaimedJob, Enqueued
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HOUR = 3600.0
+Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+
+
+class Enqueuer(Protocol):
+    """The queue as a handler sees it."""
+
+    def enqueue(self, kind: str, payload: Any = None, **options: Any) -> Enqueued:
+        """Enqueue a job."""
+
+    async def enqueue_async(self, kind: str, payload: Any = None, **options: Any) -> Enqueued:
+        """Enqueue a job from async code."""
+
+    def enqueue_many(self, kind: str, payloads: Iterable[Any], **options: Any) -> Any:
+        """Enqueue a job for each payload."""
+
+
+@dataclass(eq=False)
+class Handler(Generic[P, R]):
+    """A function that runs the jobs of one kind. Calling it calls the function."""
+
+    kind: str
+    function: Callable[P, R]
+    queue: Enqueuer
+    max_attempts: int = 5
+    timeout: float | None = HOUR
+    """Seconds that a job may run; None for no limit."""
+    backoff: Backoff = field(default_factory=quadratic)
+    retry_on: tuple[type[BaseException], ...] = ()
+    dead_on: tuple[type[BaseException], ...] = ()
+    priority: int = 5
+    sensitive: bool = False
+    """Hide the whole payload wherever jobs are shown."""
+    aliases: tuple[str, ...] = ()
+    """Former names of the kind, so that jobs enqueued under them still run."""
+    on_dead: Callable[[Any], None] | None = None
+    """Called with the JobDied event in the process that saw the death, after it was written."""
+    is_async: bool = field(init=False)
+    call: Callable[[ClaimedJob], Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Look at the function once, so that no job pays for it."""
+        self.is_async = _is_async(self.function)
+        self.call = _caller(self.kind, self.function)
+        functools.update_wrapper(self, self.function, updated=())  # type: ignore[arg-type]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself, as if it had not been decorated."""
+        return self.function(*args, **kwargs)
+
+    def enqueue(self, payload: Any = None, **options: Any) -> Enqueued:
+        """Enqueue a job of this kind; the options are those of :meth:`redrive.Queue.enqueue`."""
+        return self.queue.enqueue(self.kind, payload, **options)
+
+    async def enqueue_async(self, payload: Any = None, **options: Any) -> Enqueued:
+        """Enqueue a job of this kind from async code."""
+        return await self.queue.enqueue_async(self.kind, payload, **options)
+
+    def enqueue_many(self, payloads: Iterable[Any], **options: Any) -> Any:
+        """Enqueue a job of this kind for each payload."""
+        return self.queue.enqueue_many(self.kind, payloads, **options)
+
+
+class Handlers:
+    """The kinds that a queue knows, by name and by alias."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[str, Handler[Any, Any]] = {}
+        self._known: dict[str, Handler[Any, Any]] = {}
+
+    def add(self, handler: Handler[Any, Any]) -> None:
+        """Register *handler* under its kind and its aliases.
+
+        Raises:
+            InvalidOption: when a name is taken.
+        """
+        for name in (handler.kind, *handler.aliases):
+            if (other := self._known.get(name)) is not None:
+                where = getattr(other.function, "__qualname__", other.function)
+                raise InvalidOption(f"kind {name!r} already has a handler, {where}: give each function a kind of its own")
+        self._by_kind[handler.kind] = handler
+        for name in (handler.kind, *handler.aliases):
+            self._known[name] = handler
+
+    def get(self, kind: str) -> Handler[Any, Any] | None:
+        """Give the handler that runs *kind*, if there is one."""
+        return self._known.get(kind)
+
+    def demand(self, kind: str) -> Handler[Any, Any]:
+        """Give the handler that runs *kind*.
+
+        Raises:
+            UnknownKind: listing what there is.
+        """
+        if (handler := self._known.get(kind)) is None:
+            raise UnknownKind(f"no handler for kind {kind!r}; there are handlers for: {', '.join(sorted(self._known)) or 'none'}")
+        return handler
+
+    def kinds(self) -> tuple[str, ...]:
+        """List the names that jobs of this queue go by, aliases included."""
+        return tuple(sorted(self._known))
+
+    def __iter__(self) -> Any:
+        return iter(self._by_kind.values())
+
+
+def exceptions(value: Exceptions | None, name: str) -> tuple[type[BaseException], ...]:
+    """Read ``retry_on`` or ``dead_on``: an exception class or a tuple of them.
+
+    Raises:
+        InvalidOption: when it is something else.
+    """
+    classes = () if value is None else value if isinstance(value, tuple) else (value,)
+    for each in classes:
+        if not (isinstance(each, type) and issubclass(each, BaseException)):
+            raise InvalidOption(f"{name} is {each!r}: give an exception class or a tuple of them")
+    return classes
+
+
+def timeout_seconds(value: float | timedelta | None) -> float | None:
+    """Read a timeout: seconds, a timedelta, or None for no limit.
+
+    Raises:
+        InvalidOption: when it is not positive.
+    """
+    if value is None:
+        return None
+    limit = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if not limit > 0:
+        raise InvalidOption(f"timeout is {limit:g} s: must be more than 0, or None for no limit")
+    return limit
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    inner = inspect.unwrap(function, stop=lambda f: inspect.iscoroutinefunction(f))
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004 - asked for its kind, not whether it is there
+
+
+def _caller(kind: str, function: Callable[..., Any]) -> Callable[[ClaimedJob], Any]:
+    """Make the one-argument call of *function*: with nothing, the payload, or the payload and the job."""
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    needed = sum(parameter.default is parameter.empty for parameter in parameters)
+    if needed > 2:  # noqa: PLR2004 - payload and job
+        raise InvalidOption(f"the handler of {kind!r} takes {needed} arguments: write `def {_name(function)}(payload, job)`, job may be left out")
+    if not parameters:
+        return lambda _job: function()
+    decode = _decoder(function, parameters[0])
+    wants_job = len(parameters) > 1 and (needed > 1 or parameters[1].name == "job")
+    if wants_job:
+        return lambda job: function(decode(job.payload), job) if decode else function(job.payload, job)
+    if decode is None:
+        return lambda job: function(job.payload)
+    return lambda job: function(decode(job.payload))
+
+
+def _decoder(function: Callable[..., Any], parameter: inspect.Parameter) -> Callable[[Any], Any] | None:
+    if parameter.annotation is inspect.Parameter.empty:
+        return None
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):  # an annotation that exists for the type checker only
+        return None
+    annotation = hints.get(parameter.name)
+    return None if annotation is None else decoder_for(annotation)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", "handler")

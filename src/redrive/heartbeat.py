@@ -1,0 +1,162 @@
+"""The sign of life: one row a process, from a thread and a connection of its own.
+
+A blocked event loop or a busy interpreter must not look like death, and a heartbeat that works must not hide a loop
+that is stuck: the row says so. What needs the same independence turns here too: cancel requests and leases of long runs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from redrive.events import LoopBlocked, emit
+from redrive.service import Database, Service
+from redrive.statements import named
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from redrive.connections import Control
+    from redrive.job import ClaimedJob
+    from redrive.settings import Settings
+
+LOOK_EVERY = 0.5
+LOOK_AFTER = 0.5
+RENEW_AFTER = 120.0
+RENEW_EVERY = 30.0
+BLOCKED_AFTER = 2.0
+
+
+class Heartbeat(Service):
+    """Says that this worker lives, and hears what operators want of its jobs."""
+
+    name = "heartbeat"
+
+    def __init__(  # noqa: PLR0913 - the parts of a worker meet here
+        self,
+        database: Database,
+        control: Control,
+        settings: Settings,
+        *,
+        worker: str,
+        version: str,
+        kinds: Sequence[str],
+        running: Callable[[], list[ClaimedJob]],
+        in_flight: Callable[[], int],
+        listener_pid: Callable[[], int | None],
+        complaints: Callable[[], str],
+        cancel: Callable[[int], None],
+        main_loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(database)
+        self.evidence_since = 0.0
+        """Since when every beat has been answered in time, monotonic seconds; 0 for not at all. Who has been away
+        himself, or whose server has, is no judge of the others' silence."""
+        self.next_silent = float("inf")
+        """When the next of the other workers will have been silent for its lease, monotonic seconds."""
+        self.beats = 0
+        self._control = control
+        self._settings = settings
+        self._facts = {"name": worker, "host": socket.gethostname(), "pid": os.getpid(), "version": version}
+        self._kinds = list(kinds)
+        self._running = running
+        self._in_flight = in_flight
+        self._listener_pid = listener_pid
+        self._complaints = complaints
+        self._cancel = cancel
+        self._main_loop = main_loop
+        self._beat_at = 0.0
+        self._answered_at = 0.0
+        self._renewed_at = 0.0
+        self._pulse = self._pulse_asked = time.monotonic()
+        self._blocked = False
+
+    async def tick(self) -> float:
+        """Beat when it is time; look after the running jobs in between."""
+        self._feel_pulse()
+        now = time.monotonic()
+        if now >= self._beat_at:
+            await self._beat()
+        long_running = [job for job in self._running() if job.started and now - job.started > LOOK_AFTER]
+        if long_running:
+            await self._look_after(long_running, now)
+        until_beat = max(0.0, self._beat_at - time.monotonic())
+        return min(until_beat, LOOK_EVERY)
+
+    async def _beat(self) -> None:
+        settings = self._settings
+        started = time.monotonic()
+        try:
+            [row] = await self._control.run(
+                named(
+                    "beat",
+                    self._control.schema,
+                    **self._facts,
+                    kinds=self._kinds,
+                    concurrency=settings.concurrency,
+                    in_flight=self._in_flight(),
+                    lease=settings.lease,
+                    listener_pid=self._listener_pid(),
+                    problem=self._complaints() or None,
+                ),
+                timeout=max(1.0, settings.beat_every),
+            )
+        except BaseException:
+            self.evidence_since = 0.0
+            raise
+        now = time.monotonic()
+        # Late or slow by more than a beat: frozen, cut off, or the server was; begin to gather evidence anew.
+        if not self.evidence_since or now - self._answered_at > 2 * settings.beat_every + 1.0:
+            self.evidence_since = now
+        self._answered_at = now
+        self.next_silent = now + row.next_silent if row.next_silent is not None else float("inf")
+        self._beat_at = started + settings.beat_every
+        self.beats += 1
+
+    async def _look_after(self, jobs: list[ClaimedJob], now: float) -> None:
+        schema, worker = self._control.schema, self._facts["name"]
+        params: dict[str, Any] = {"ids": [job.id for job in jobs], "worker": worker}
+        claims = [job.claim for job in jobs]
+        found = {row.id: row for row in await self._control.run(named("cancel_requests", schema, claims=claims, **params))}
+        for job in jobs:
+            row = found.get(job.id)
+            if row is None:
+                continue
+            if row.cancelled:
+                self._main_loop.call_soon_threadsafe(self._cancel, job.id)
+            elif row.lost and not job.completed:
+                job.lost = True
+        if now - self._renewed_at > RENEW_EVERY and any(now - job.started > RENEW_AFTER for job in jobs):
+            self._renewed_at = now
+            await self._control.run(named("renew_leases", schema, **params))
+
+    def _feel_pulse(self) -> None:
+        """Ask the event loop for a sign and see how old the last one is."""
+        if self._pulse >= self._pulse_asked:
+            self._blocked = False
+            self._pulse_asked = time.monotonic()
+            try:
+                self._main_loop.call_soon_threadsafe(self._sign)
+            except RuntimeError:  # the loop has ended, and so will this thread
+                return
+            return
+        late = time.monotonic() - self._pulse_asked
+        if late > BLOCKED_AFTER and not self._blocked:
+            self._blocked = True
+            emit(LoopBlocked(worker=str(self._facts["name"]), duration=late))
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the last beat is young enough for this worker to take on more."""
+        return bool(self.beats) and time.monotonic() - self._answered_at < self._settings.lease * 2 / 3
+
+    @property
+    def loop_blocked(self) -> bool:
+        """Whether the event loop has not turned for a while: a handler blocks it."""
+        return self._blocked
+
+    def _sign(self) -> None:
+        self._pulse = time.monotonic()

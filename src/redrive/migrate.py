@@ -1,0 +1,185 @@
+"""Bring the schema up to date: numbered steps, forward only, each in one transaction, safe in ten processes at once.
+
+A step waits for a lock only briefly and tries again, so an upgrade never makes the application queue behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.sql import Literal
+
+from redrive.errors import MigrationFailed, NotMigrated
+from redrive.sql import compose, lock_key, migrations, query
+from redrive.statements import named, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+OLDEST_SERVER = 12
+LOCK_TIMEOUT = "2s"
+LOCK_TRIES = 30
+_OURS = {"jobs", "failures", "workers", "jobs_archive", "jobs_archive_default"}
+
+
+def latest() -> int:
+    """Give the version of the schema that this code was written for."""
+    return migrations()[-1].version
+
+
+def migrate(dsn: str, schema: str = "redrive", *, on_wait: Callable[[str], None] | None = None) -> list[int]:
+    """Apply the missing steps and list their versions; an up-to-date schema gives an empty list.
+
+    Raises:
+        MigrationFailed: with the reason and the remedy in one line.
+    """
+    with _told(schema), psycopg.connect(dsn, autocommit=True) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        _prepare(conn, schema)
+        return [
+            step.version
+            for step in migrations()
+            if _patiently(partial(_apply, conn, schema, step.version), on_wait)
+        ]
+
+
+def pending(dsn: str, schema: str = "redrive") -> list[int]:
+    """List the versions that :func:`migrate` would apply, changing nothing.
+
+    Raises:
+        MigrationFailed: where the database can't take them.
+    """
+    with _told(schema), psycopg.connect(dsn, autocommit=True) as conn:
+        _refuse_what_cannot_work(_state(conn, schema), schema)
+        applied = _applied(conn, schema)
+        return [step.version for step in migrations() if step.version not in applied]
+
+
+def script(schema: str, versions: list[int]) -> str:
+    """Write what :func:`migrate` would run for *versions* as one text for a DBA's hands."""
+    parts = []
+    if 1 in versions:
+        parts += [_text(query("create_schema", schema)), _text(query("create_migrations", schema))]
+    for step in migrations():
+        if step.version in versions:
+            record = f"INSERT INTO {{migrations}} (version, name) VALUES ({step.version}, '{step.name}')"
+            parts += [
+                f"BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
+                _text(compose(step.text, schema)).rstrip().removesuffix(";"),
+                _text(compose(record, schema)) + ";\nCOMMIT",
+            ]
+    return ";\n\n".join(parts) + ";\n" if parts else ""
+
+
+def installed(conn: psycopg.Connection[Any], schema: str) -> int:
+    """Give the schema's version as *conn* sees it, 0 where redrive isn't installed."""
+    return max(_applied(conn, schema), default=0)
+
+
+def demand_migrated(version: int, schema: str) -> None:
+    """Refuse to work on a schema that this code can't use: one step behind is fine, more is not.
+
+    Raises:
+        NotMigrated: naming the versions and the command that mends it.
+    """
+    if version == 0:
+        raise NotMigrated(f'schema "{schema}" is not installed in this database: run `redrive migrate`')
+    if version < latest() - 1:
+        raise NotMigrated(f'schema "{schema}" is at version {version}, this redrive needs {latest() - 1}: run `redrive migrate`')
+
+
+def _prepare(conn: psycopg.Connection[Any], schema: str) -> None:
+    state = _state(conn, schema)
+    _refuse_what_cannot_work(state, schema)
+    if state.has_migrations:
+        return
+    with conn.transaction():
+        _lock(conn, schema)
+        if not _state(conn, schema).has_schema:
+            conn.execute(query("create_schema", schema))
+        conn.execute(query("create_migrations", schema))
+
+
+def _apply(conn: psycopg.Connection[Any], schema: str, version: int) -> bool:
+    step = next(step for step in migrations() if step.version == version)
+    with conn.transaction():
+        _lock(conn, schema)
+        if version in _applied(conn, schema):
+            return False
+        run(conn, named("migration_timeout", schema, timeout=LOCK_TIMEOUT))
+        conn.execute(compose(step.text, schema))
+        run(conn, named("record_migration", schema, version=version, name=step.name))
+    return True
+
+
+def _lock(conn: psycopg.Connection[Any], schema: str) -> None:
+    key = Literal(lock_key(f"{schema} migrations"))
+    conn.execute(compose("SELECT pg_advisory_xact_lock({key})", schema, key=key))
+
+
+def _patiently(step: Callable[[], bool], on_wait: Callable[[str], None] | None) -> bool:
+    for attempt in range(1, LOCK_TRIES + 1):
+        try:
+            return step()
+        except psycopg.errors.LockNotAvailable as error:
+            if attempt == LOCK_TRIES:
+                raise MigrationFailed(
+                    f"a lock on redrive's tables was held through {LOCK_TRIES} tries of {LOCK_TIMEOUT} each: "
+                    "end the long transaction that holds it (see pg_stat_activity) and run `redrive migrate` again"
+                ) from error
+            if on_wait:
+                on_wait(f"waiting for a lock, try {attempt} of {LOCK_TRIES}")
+            time.sleep(min(0.1 * 2**attempt, 2.0))
+    raise AssertionError
+
+
+def _state(conn: psycopg.Connection[Any], schema: str) -> Any:
+    return run(conn, named("schema_state", schema))[0]
+
+
+def _applied(conn: psycopg.Connection[Any], schema: str) -> set[int]:
+    if not _state(conn, schema).has_migrations:
+        return set()
+    return {row.version for row in run(conn, named("applied_migrations", schema))}
+
+
+def _refuse_what_cannot_work(state: Any, schema: str) -> None:
+    if state.server_version < OLDEST_SERVER * 10000:
+        raise MigrationFailed(
+            f"this server is PostgreSQL {state.server_version // 10000}, redrive needs {OLDEST_SERVER} or newer"
+        )
+    if state.has_migrations:
+        return
+    if foreign := sorted(_OURS & set(state.tables)):
+        raise MigrationFailed(
+            f'schema "{schema}" already has a table "{foreign[0]}" that redrive did not make: '
+            "install into another schema with --schema NAME, or move that table away"
+        )
+    if not state.has_schema and not state.may_create_schema:
+        raise MigrationFailed(
+            f'role "{state.role}" may not create schema "{schema}": have an owner run '
+            f'CREATE SCHEMA "{schema}" AUTHORIZATION "{state.role}", or `redrive migrate --sql` and its output'
+        )
+
+
+@contextmanager
+def _told(schema: str) -> Iterator[None]:
+    """Turn the errors that an installation meets into one line each; the driver's stays as the cause."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise MigrationFailed(
+            f'{error.diag.message_primary}: the role needs CREATE on schema "{schema}"; `redrive migrate --sql` prints what to run'
+        ) from error
+    except psycopg.errors.UndefinedColumn as error:
+        raise MigrationFailed(
+            f'schema "{schema}" has a table "migrations" that redrive did not make: install into another schema with --schema NAME'
+        ) from error
+
+
+def _text(sql: Any) -> str:
+    return str(sql.as_string(None))

@@ -1,0 +1,221 @@
+"""The claim loop: looks for due jobs, takes as many as there is room for, and falls asleep in the right order.
+
+Falling asleep: after a claim that left room, wait a moment, look again, take the sentry's lock, look once more, then at
+growing intervals, since a row may have been inserted before the lock and committed after the last look. Polling is the
+truth; a wake-up only ends the pause. Nothing here runs or writes a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING
+
+from redrive.job import ClaimedJob
+from redrive.lanes import PATIENCE, SLOW, Lanes
+from redrive.service import FOR_EVER, Database, Service
+from redrive.sql import query
+from redrive.statements import Statement, named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from redrive.connections import Control
+    from redrive.listener import Listener
+    from redrive.slots import Slots
+
+MOMENT = 0.002
+"""The pause awake, before the worker begins to fall asleep."""
+LOOKS = (0.0, 0.005, 0.02, 0.08, 0.32)
+"""Pauses between the looks after the lock was taken: for rows whose commit was on its way."""
+POLLS = (1.0, 2.0)
+DEAF_POLL = 1.0
+DOZE_AGAIN = 12
+"""Of this many looks one tries to become sentry again, in case the sentry went without a word."""
+SURVEY_EVERY = 0.25
+SUSPECT_AFTER = 1.0
+WAKE_EVERY = 0.05
+CLAIM_MOST = 1000
+NOT_ALIVE_PAUSE = 0.1
+"""While this worker's own heartbeat gets no answer it takes nothing: others would soon take it back."""
+
+
+class Producer(Service):
+    """Claims jobs for the slots of one worker."""
+
+    name = "claim"
+
+    def __init__(  # noqa: PLR0913 - the parts of a worker meet here
+        self,
+        database: Database,
+        control: Control,
+        slots: Slots,
+        listener: Listener,
+        *,
+        worker: str,
+        kinds: Sequence[str],
+        poll: float,
+        adopt: Callable[[ClaimedJob], None],
+        known: Callable[[], list[int]],
+        alive: Callable[[], bool],
+    ) -> None:
+        super().__init__(database)
+        self.nothing_due = False
+        """The last look found no due job that this worker could take."""
+        self._control = control
+        self._slots = slots
+        self._listener = listener
+        self._worker = worker
+        self._kinds = list(kinds)
+        self._poll = poll
+        self._adopt = adopt
+        self._known = known
+        self._alive = alive
+        self._lanes = Lanes(kinds)
+        self._step = 0
+        self._next_due = float("inf")
+        self._survey_at = self._survey_held = 0.0
+        self._suspects_since = 0.0
+        self._woken = False
+        self._starved = False
+        self._in_doubt = False
+        self._woke_other_at = 0.0
+        slots.on_free = self._slot_freed
+        self._loop = asyncio.get_running_loop()
+
+    def woken(self) -> None:
+        """There may be work: end the pause."""
+        self._woken = True
+        if self._slots.room() > 0:
+            self.wake()
+
+    async def tick(self) -> float:
+        """Claim once, after a look where that is cheaper; gives the pause until the next."""
+        if not self._alive():
+            return NOT_ALIVE_PAUSE
+        await self.hand_back_strays()
+        room = min(CLAIM_MOST, self._slots.room())
+        if room <= 0:
+            self._starved = True
+            return FOR_EVER
+        self._starved = False
+        if self._woken:
+            self._woken = False
+            return await self._after_wake_up(room)
+        now = time.monotonic()
+        due = self._lanes.any_rich or now < self._survey_held  # too dear to look: claim from the marks instead
+        if not due or now >= self._survey_at:
+            due = await self._survey() or due
+        jobs = await self._claim(room) if due else []
+        return await self._pause(jobs, room)
+
+    async def _after_wake_up(self, room: int) -> float:
+        """Claim at once; the lock is let go meanwhile, so that writers notify nobody while this worker is awake."""
+        rising = asyncio.ensure_future(self._listener.rise())
+        try:
+            jobs = await self._claim(room)
+            if not jobs and await self._survey():
+                jobs = await self._claim(room)
+        finally:
+            await asyncio.wait({rising})
+        if jobs:
+            return await self._pause(jobs, room)
+        # Woken for nothing: a delayed job, a kind that only others know. Stay off the lock, so that a stream of those
+        # costs a few notifications a second and not one a commit.
+        await self._wake_other(other_kinds=True)
+        self._step = 0
+        return random.uniform(0.05, 0.1)
+
+    async def _pause(self, jobs: Sequence[ClaimedJob], room: int) -> float:
+        self.nothing_due = not jobs
+        if len(jobs) >= room:
+            self._step = 0
+            if self._slots.room() <= 0 or self._listener.sentry:
+                await self._listener.rise()
+                await self._wake_other(other_kinds=False)
+            return 0.0
+        if jobs:
+            self._step = 0
+            return MOMENT
+        return await self._fall_asleep()
+
+    async def _fall_asleep(self) -> float:
+        step, self._step = self._step, self._step + 1
+        if step % DOZE_AGAIN == 0:
+            await self._listener.doze()
+        looks = LOOKS if self._listener.hears else ()
+        if step < len(looks):
+            return looks[step]
+        polls = [poll for poll in POLLS if poll < self._poll]
+        number = step - len(looks)
+        pause = polls[number] if number < len(polls) else self._poll
+        if not self._listener.hears:
+            pause = min(DEAF_POLL, self._poll)
+        return max(0.0, min(pause * random.uniform(0.9, 1.0), self._next_due))
+
+    async def _survey(self) -> bool:
+        statement = named("survey_lanes", self._control.schema, kinds=self._kinds)
+        began = time.monotonic()
+        rows = await self._control.run(statement)
+        now = time.monotonic()
+        took = now - began
+        self._survey_held = now + (took * PATIENCE if took > SLOW else 0.0)
+        self._survey_at = max(self._survey_held, now + SURVEY_EVERY)
+        due, self._next_due = self._lanes.surveyed(rows, now)
+        suspects = bool(rows) and rows[0].suspects
+        self._suspects_since = (self._suspects_since or now) if suspects else 0.0
+        return due
+
+    async def _claim(self, room: int) -> list[ClaimedJob]:
+        now = time.monotonic()
+        if self._suspects_since and (self._slots.empty or now - self._suspects_since > SUSPECT_AFTER):
+            self._suspects_since = 0.0
+            params: dict[str, Any] = {"kinds": self._kinds, "worker": self._worker}
+            if jobs := await self._take("claim_alone", params):
+                self._slots.add_alone(jobs[0])
+                return jobs
+        free = self._slots.concurrency
+        plan = self._lanes.plan(room, lambda kind: free + self._slots.ahead(kind), now)
+        jobs = await self._take("claim_jobs", {**plan.params(), "worker": self._worker})
+        after = time.monotonic()
+        self._slots.add(self._lanes.claimed(plan, jobs, after - now, after))
+        return jobs
+
+    async def _take(self, name: str, params: dict[str, Any]) -> list[ClaimedJob]:
+        statement = Statement(query(name, self._control.schema), _claimed_job, params, binary=True)
+        self._in_doubt = True
+        jobs = await self._control.run(statement)
+        self._in_doubt = False
+        for job in jobs:
+            self._adopt(job)
+        return jobs
+
+    async def hand_back_strays(self) -> None:
+        """Where the answer of a claim was lost: what it took is running by the table and in nobody's hands."""
+        if not self._in_doubt:
+            return
+        await self._control.run(
+            named("hand_back_strays", self._control.schema, worker=self._worker, known=self._known())
+        )
+        self._in_doubt = False
+
+    async def _wake_other(self, *, other_kinds: bool) -> None:
+        """There is more than this worker can take, or something that it can't: wake one other that sleeps."""
+        now = time.monotonic()
+        if not self._listener.hears or now - self._woke_other_at < WAKE_EVERY:
+            return
+        self._woke_other_at = now
+        await self._listener.wake_another(kinds=self._kinds, other_kinds=other_kinds)
+
+    def _slot_freed(self) -> None:
+        # Called for every job, from the loop and from threads.
+        if self._starved and self._slots.room() > 0:
+            self._starved = False
+            self._loop.call_soon_threadsafe(self.wake)
+
+
+def _claimed_job(cursor: Any) -> Callable[[Sequence[Any]], ClaimedJob]:
+    """Make a claimed job of each row; the columns stand in the order of its parameters."""
+    return lambda values: ClaimedJob(*values)

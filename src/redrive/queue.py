@@ -1,0 +1,368 @@
+"""The queue: what an application holds. It binds handlers, tables and workers together and adds nothing of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+
+from redrive import store
+from redrive.backoff import Backoff, quadratic
+from redrive.errors import InvalidOption, NoDatabase
+from redrive.handlers import HOUR, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
+from redrive.job import Enqueued, Job
+from redrive.pool import Pool
+from redrive.settings import load
+from redrive.sql import query
+from redrive.statements import Statement, arun, named, run
+from redrive.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from datetime import datetime, timedelta
+
+T = TypeVar("T")
+
+CHUNK = 5_000
+_TRIES = 20
+
+
+class Queue:
+    """Jobs in the tables of one schema of one database, and the handlers that run them.
+
+    Args:
+        database_url: where the jobs are; without it REDRIVE_DATABASE_URL or DATABASE_URL says so.
+        settings: any field of :class:`redrive.settings.Settings`; each is also a REDRIVE_* variable.
+
+    Raises:
+        InvalidOption: for an unknown option, or a value that makes no sense.
+    """
+
+    def __init__(self, database_url: str | None = None, **settings: Any) -> None:
+        self.settings = load({"database_url": database_url, **settings})
+        self.handlers = Handlers()
+        self._pool: Pool | None = None
+
+    @property
+    def schema(self) -> str:
+        """The schema that holds this queue's tables."""
+        return self.settings.schema
+
+    # -- handlers
+
+    def handler(  # noqa: PLR0913 - the signature is the documentation
+        self,
+        kind: str | None = None,
+        *,
+        max_attempts: int = 5,
+        timeout: float | timedelta | None = HOUR,
+        backoff: Backoff | None = None,
+        retry_on: Exceptions | None = None,
+        dead_on: Exceptions | None = None,
+        priority: int = 5,
+        sensitive: bool = False,
+        aliases: Iterable[str] = (),
+        on_dead: Callable[[Any], None] | None = None,
+    ) -> Callable[[Callable[P, R]], Handler[P, R]]:
+        """Register a function as the handler of *kind*; without a kind, its own name is the kind.
+
+        Raises:
+            InvalidOption: for a kind that is taken, or a value that makes no sense.
+        """
+        store.options(priority=priority, max_attempts=max_attempts)
+        if backoff is not None and not callable(backoff):
+            raise InvalidOption(f"backoff is {backoff!r}: give a callable attempt -> seconds, e.g. redrive.backoff.exponential()")
+
+        def register(function: Callable[P, R]) -> Handler[P, R]:
+            handler = Handler(
+                kind=kind or function.__name__,
+                function=function,
+                queue=self,
+                max_attempts=max_attempts,
+                timeout=timeout_seconds(timeout),
+                backoff=backoff or quadratic(),
+                retry_on=exceptions(retry_on, "retry_on"),
+                dead_on=exceptions(dead_on, "dead_on"),
+                priority=priority,
+                sensitive=sensitive,
+                aliases=tuple(aliases),
+                on_dead=on_dead,
+            )
+            self.handlers.add(handler)
+            return handler
+
+        return register
+
+    # -- producers
+
+    def enqueue(
+        self,
+        kind: str,
+        payload: Any = None,
+        *,
+        connection: psycopg.Connection[Any] | None = None,
+        key: str | None = None,
+        **options: Any,
+    ) -> Enqueued:
+        """Enqueue a job, in the transaction of *connection* where one is given, else at once.
+
+        Args:
+            kind: which handler is to run it; no handler need be known here.
+            payload: any JSON value, or an instance of the type that the handler's parameter is annotated with; ``{}`` if None.
+            connection: the caller's psycopg connection. Its transaction is never begun, ended or broken.
+            key: at most one pending or running job has it; a second enqueue answers with the first's id.
+            options: ``delay``, ``run_at``, ``priority``, ``max_attempts``, ``lane``, ``expires_at``, ``expires_in``, ``metadata``.
+
+        Raises:
+            InvalidPayload: before any SQL, with the path of the value that can't be stored as it is.
+            InvalidOption: before any SQL.
+            TypeError: when *connection* is not a sync psycopg connection.
+        """
+        statement = self._insert(kind, payload, key, options)
+        if connection is not None:
+            _demand(connection, psycopg.Connection, "enqueue", "enqueue_async")
+            return self._settled(kind, lambda: run(connection, statement))
+        with self.pool.connection() as own:
+            return self._settled(kind, lambda: run(own, statement))
+
+    async def enqueue_async(
+        self,
+        kind: str,
+        payload: Any = None,
+        *,
+        connection: psycopg.AsyncConnection[Any] | None = None,
+        key: str | None = None,
+        **options: Any,
+    ) -> Enqueued:
+        """Enqueue a job from async code; see :meth:`enqueue`."""
+        statement = self._insert(kind, payload, key, options)
+        if connection is not None:
+            _demand(connection, psycopg.AsyncConnection, "enqueue_async", "enqueue")
+            return await self._asettled(kind, lambda: arun(connection, statement))
+        async with self.pool.async_connection() as own:
+            return await self._asettled(kind, lambda: arun(own, statement))
+
+    def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        connection: psycopg.Connection[Any] | None = None,
+        key: Callable[[Any], str] | None = None,
+        **options: Any,
+    ) -> int:
+        """Enqueue a job for each payload and give the number of jobs made; all of them or, on an error, none.
+
+        The payloads are read in chunks, so an iterator of any length does. With *key*, a function from payload to key,
+        those whose key lives already make no job and are not counted.
+
+        Raises:
+            InvalidPayload: with the place of the bad payload; nothing was written by this call.
+        """
+        how, chunks = self._bulk(kind, payloads, key, options)
+        if connection is not None:
+            _demand(connection, psycopg.Connection, "enqueue_many", "enqueue_many_async")
+            if _would_begin(connection):
+                run(connection, named("clock", self.schema))  # begins the caller's transaction as any statement would
+            with connection.transaction():  # theirs is open: a savepoint
+                return sum(self._write_chunk(connection, kind, chunk, how) for chunk in chunks)
+        with self.pool.connection() as own, own.transaction():
+            return sum(self._write_chunk(own, kind, chunk, how) for chunk in chunks)
+
+    async def enqueue_many_async(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        connection: psycopg.AsyncConnection[Any] | None = None,
+        key: Callable[[Any], str] | None = None,
+        **options: Any,
+    ) -> int:
+        """Enqueue a job for each payload from async code; see :meth:`enqueue_many`."""
+        how, chunks = self._bulk(kind, payloads, key, options)
+        if connection is not None:
+            _demand(connection, psycopg.AsyncConnection, "enqueue_many_async", "enqueue_many")
+            if _would_begin(connection):
+                await arun(connection, named("clock", self.schema))
+            async with connection.transaction():
+                return sum([await self._awrite_chunk(connection, kind, chunk, how) for chunk in chunks])
+        async with self.pool.async_connection() as own, own.transaction():
+            return sum([await self._awrite_chunk(own, kind, chunk, how) for chunk in chunks])
+
+    # -- operators
+
+    def get(self, job_id: int) -> Job | None:
+        """Fetch a job's row, None where there is none."""
+        rows = self.ask(store.get(self.schema, job_id))
+        return rows[0] if rows else None
+
+    def cancel(
+        self,
+        *ids: int,
+        kind: str | None = None,
+        key: str | None = None,
+        reason: str = "",
+        connection: psycopg.Connection[Any] | None = None,
+    ) -> dict[int, str]:
+        """Cancel pending jobs and ask running ones to stop; gives each job's state as it was found.
+
+        Raises:
+            InvalidOption: when nothing says which jobs are meant.
+        """
+        found: dict[int, str] = {}
+        while True:
+            batch = store.cancel(self.schema, ids=ids or None, kind=kind, key=key, reason=reason, after=max(found, default=0))
+            rows = self.ask(batch, connection)
+            found |= {row.id: row.was for row in rows}
+            if len(rows) < batch.params["limit"]:  # type: ignore[index]
+                return found
+
+    def requeue(
+        self, which: store.Ended, *, connection: psycopg.Connection[Any] | None = None, on_batch: Callable[[int], None] | None = None
+    ) -> list[int]:
+        """Send dead jobs back with a fresh budget, their history kept, in guarded batches; lists those that moved."""
+        [preview] = self.ask(store.requeue_preview(self.schema, which), connection)
+        moved: list[int] = []
+        after = 0
+        while after < preview.last_id:
+            rows = self.ask(store.requeue(self.schema, which, after=after, last=preview.last_id), connection)
+            if not rows:
+                break
+            moved += [row.id for row in rows]
+            after = rows[-1].id
+            self.ask(named("wake", self.schema), connection)
+            if on_batch:
+                on_batch(len(rows))
+        return moved
+
+    def ask(self, statement: Statement[T], connection: psycopg.Connection[Any] | None = None) -> list[T]:
+        """Run a statement of :mod:`redrive.store` on *connection*, or on one of the queue's own."""
+        if connection is not None:
+            return run(connection, statement)
+        with self.pool.connection() as own:
+            return run(own, statement)
+
+    # -- workers
+
+    def worker(self, **settings: Any) -> Worker:
+        """Make a worker for this queue's handlers; *settings* go over the queue's own.
+
+        Raises:
+            InvalidOption: for an unknown option, or a value that makes no sense.
+        """
+        own = {name: value for name, value in vars(self.settings).items() if name not in settings}
+        return Worker(load({**own, **settings}), self.handlers)
+
+    def run(self, *, once: bool = False, **settings: Any) -> None:
+        """Work until told to stop by SIGTERM or SIGINT; with *once*, until nothing is due.
+
+        Raises:
+            NotMigrated: when the schema is missing or too old.
+        """
+        asyncio.run(self.run_async(once=once, **settings))
+
+    async def run_async(self, *, once: bool = False, **settings: Any) -> None:
+        """Work within the running event loop until told to stop; cancelling it hands back and ends."""
+        worker = self.worker(**settings)
+        loop = asyncio.get_running_loop()
+        caught = []
+        for each in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(each, worker.stop)
+            except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no signals here
+                continue
+            caught.append(each)
+        try:
+            await worker.run(once=once)
+        finally:
+            for each in caught:
+                loop.remove_signal_handler(each)
+
+    def close(self) -> None:
+        """Close the queue's own idle connections; it opens new ones when used again."""
+        if self._pool is not None:
+            self._pool.close()
+
+    @property
+    def pool(self) -> Pool:
+        """The queue's own few connections, made at first use.
+
+        Raises:
+            NoDatabase: when no database is named anywhere.
+        """
+        if self._pool is None:
+            if not self.settings.database_url:
+                raise NoDatabase
+            self._pool = Pool(self.settings.database_url)
+        return self._pool
+
+    # -- how
+
+    def _insert(self, kind: str, payload: Any, key: str | None, options: dict[str, Any]) -> Statement[Any]:
+        how = self._options(kind, options)
+        return store.insert(self.schema, kind, {} if payload is None else payload, key, how)
+
+    def _options(self, kind: str, options: dict[str, Any]) -> store.Options:
+        handler = self.handlers.get(kind) if isinstance(kind, str) else None
+        if handler is not None:
+            options = {"priority": handler.priority, "max_attempts": handler.max_attempts, **options}
+        try:
+            return store.options(**options)
+        except TypeError as error:
+            raise InvalidOption(f"enqueue: {str(error).removeprefix('options() ')}") from None
+
+    def _settled(self, kind: str, insert: Callable[[], list[Any]]) -> Enqueued:
+        for _ in range(_TRIES):
+            if rows := insert():
+                return Enqueued(rows[0].id, rows[0].created, kind)
+        raise self._unsettled(kind)
+
+    async def _asettled(self, kind: str, insert: Callable[[], Awaitable[list[Any]]]) -> Enqueued:
+        for _ in range(_TRIES):
+            if rows := await insert():
+                return Enqueued(rows[0].id, rows[0].created, kind)
+        raise self._unsettled(kind)
+
+    @staticmethod
+    def _unsettled(kind: str) -> InvalidOption:
+        return InvalidOption(
+            f"the key of this {kind!r} job belongs to one that this transaction's snapshot can't see: enqueue in READ COMMITTED"
+        )
+
+    def _bulk(
+        self, kind: str, payloads: Iterable[Any], key: Callable[[Any], str] | None, options: dict[str, Any]
+    ) -> tuple[store.Options, Iterator[list[tuple[str, str | None]]]]:
+        rows = iter(store.encoded(payloads, key))
+        return self._options(kind, options), iter(lambda: list(islice(rows, CHUNK)), [])
+
+    def _write_chunk(self, conn: psycopg.Connection[Any], kind: str, chunk: list[tuple[str, str | None]], how: store.Options) -> int:
+        if not store.copyable(chunk, how):
+            return len(run(conn, store.insert_many(self.schema, kind, chunk, how)))
+        with conn.cursor() as cursor, cursor.copy(query("copy_jobs", self.schema)) as copy:
+            copy.write(store.copy_text(kind, chunk, how))
+        return len(chunk)
+
+    async def _awrite_chunk(
+        self, conn: psycopg.AsyncConnection[Any], kind: str, chunk: list[tuple[str, str | None]], how: store.Options
+    ) -> int:
+        if not store.copyable(chunk, how):
+            return len(await arun(conn, store.insert_many(self.schema, kind, chunk, how)))
+        async with conn.cursor() as cursor, cursor.copy(query("copy_jobs", self.schema)) as copy:
+            await copy.write(store.copy_text(kind, chunk, how))
+        return len(chunk)
+
+
+def _would_begin(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    return not conn.autocommit and conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def _demand(connection: Any, wanted: type, method: str, other: str) -> None:
+    if isinstance(connection, wanted):
+        return
+    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    twin = isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
+    remedy = f"use {other}" if twin else "pass psycopg's own connection"
+    raise TypeError(f"{method}: connection is a {kind}, not a psycopg.{wanted.__name__}: {remedy}")

@@ -1,0 +1,93 @@
+"""Takes back the jobs of workers that are gone, and buries what can't run any more. On every worker, no leader.
+
+No verdict without evidence: it judges only after this worker's own heartbeats have been answered for a whole lease. A
+database that was away longer than the lease has then given every living worker the time to be heard.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from redrive.events import JobDied, JobFailed, JobReclaimed, emit
+from redrive.service import Database, Service
+from redrive.statements import named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redrive.connections import Control
+    from redrive.heartbeat import Heartbeat
+    from redrive.settings import Settings
+
+OWN_NAME = ":[0-9]+:[0-9a-z]{6}$"
+"""How the names end that redrive's workers give themselves; a locked_by of any other shape is a stranger's."""
+SWEEP_EVERY = 60.0
+BATCH = 1000
+
+
+class Reaper(Service):
+    """Reclaims orphans at the instant their lease runs out, and sweeps for the rest now and then."""
+
+    name = "reaper"
+
+    def __init__(self, database: Database, control: Control, heartbeat: Heartbeat, settings: Settings, on_dead: Callable[[JobDied], None]) -> None:
+        super().__init__(database)
+        self._control = control
+        self._heartbeat = heartbeat
+        self._settings = settings
+        self._on_dead = on_dead
+        self._sweep_at = 0.0
+
+    async def tick(self) -> float:
+        """Reap when a lease has run out or a sweep is due."""
+        now = time.monotonic()
+        judge_from = self._heartbeat.evidence_since + self._settings.lease
+        if not self._heartbeat.evidence_since:
+            return min(1.0, self._settings.lease / 3)
+        if now < judge_from:
+            return judge_from - now
+        if now < min(self._sweep_at, self._heartbeat.next_silent):
+            return self._pause(now)
+        self._heartbeat.next_silent = float("inf")  # until the next beat knows better
+        self._sweep_at = now + min(SWEEP_EVERY, max(self._settings.lease, 1.0))
+        if await self._reap() >= BATCH:
+            self._sweep_at = now
+        return self._pause(now)
+
+    def _pause(self, now: float) -> float:
+        due = min(self._sweep_at, self._heartbeat.next_silent + 0.05)
+        # Looked at again within a beat, since only a beat learns who has fallen silent.
+        return max(0.01, min(due - now, self._settings.beat_every / 2))
+
+    async def _reap(self) -> int:
+        schema = self._control.schema
+        settings = self._settings
+        reaped = await self._control.run(
+            named(
+                "reap_jobs",
+                schema,
+                own_name=OWN_NAME,
+                lease=settings.lease,
+                foreign_age=settings.foreign_lease,
+                max_crashes=settings.max_crashes,
+            )
+        )
+        buried = await self._control.run(named("bury_hopeless", schema))
+        if reaped:
+            await self._control.run(named("end_silent_sentries", schema))
+            await self._control.run(named("wake", schema))
+        for row in [*reaped, *buried]:
+            self._tell(row)
+        return max(len(reaped), len(buried))
+
+    def _tell(self, row: Any) -> None:
+        job: dict[str, Any] = {"id": row.id, "kind": row.kind, "attempt": row.attempts, "worker": self.database.worker}
+        if row.status == "dead":
+            died = JobDied(**job, duration=0.0, error="WorkerLost" if row.worker else "", reason=row.reason)
+            emit(died)
+            self._on_dead(died)
+        elif row.status == "failed":
+            emit(JobFailed(**job, duration=0.0, reason=row.reason))
+        else:
+            emit(JobReclaimed(**job, lost_worker=row.worker or "", outcome=row.status))

@@ -1,0 +1,154 @@
+"""Every knob of redrive, in one frozen place: the same names as keyword arguments, REDRIVE_* variables and --flags."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from redrive.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DAY = 86_400.0
+PREFIX = "REDRIVE_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a queue and its workers behave. Durations are seconds."""
+
+    database_url: str = ""
+    """Where the jobs are; DATABASE_URL is taken where neither this nor REDRIVE_DATABASE_URL is given."""
+    schema: str = "redrive"
+    """The schema that holds this installation."""
+    concurrency: int = 10
+    """Handlers that one worker process runs at the same time."""
+    kinds: tuple[str, ...] = ()
+    """Work on these kinds only; empty means all that have a handler."""
+    grace: float = 25.0
+    """How long a worker that was told to stop waits for its running handlers before it hands their jobs back."""
+    lease: float = 30.0
+    """How long a worker may be silent before its jobs are given to others."""
+    heartbeat: float = 0.0
+    """How often a worker says that it lives; 0 means a third of the lease, and more than that is refused."""
+    listen: bool = True
+    """Wake by LISTEN; without it new jobs are found by polling alone."""
+    listen_dsn: str = ""
+    """A direct connection for LISTEN, where database_url goes through a pooler that can't carry it."""
+    poll: float = 5.0
+    """The longest an idle worker that can hear waits between two looks; one that can't hear looks every second."""
+    max_crashes: int = 3
+    """Worker deaths, with nothing running beside it, after which a job is dead."""
+    foreign_lease: float = 600.0
+    """Age of locked_at after which a job claimed by a worker that isn't redrive's is taken back."""
+    retain_succeeded: float = 7 * DAY
+    """How long succeeded jobs are kept; 0 keeps them for ever."""
+    retain_failed: float = 30 * DAY
+    """How long cancelled and discarded jobs are kept; 0 keeps them for ever."""
+    retain_dead: float = 365 * DAY
+    """How long dead jobs wait for a human; 0 keeps them for ever."""
+    retain_failures: float = 90 * DAY
+    """How long the history of failed attempts is kept; 0 keeps it for ever."""
+    archive: bool = False
+    """Move what has outlived its retention to jobs_archive instead of deleting it."""
+    exit_on_db_loss: float = 0.0
+    """End the worker when the database has been away this long; 0 waits for ever."""
+
+    def __post_init__(self) -> None:
+        """Refuse combinations that would lose or double jobs.
+
+        Raises:
+            InvalidOption: naming the value and the remedy.
+        """
+        if not self.schema or len(self.schema.encode()) > 63 or "\0" in self.schema:
+            raise InvalidOption(f"schema {self.schema!r}: must be a name of 1 to 63 bytes")
+        for name in ("concurrency", "max_crashes"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"{name} is {getattr(self, name)}: must be at least 1")
+        for name in ("lease", "poll", "foreign_lease"):
+            if not getattr(self, name) > 0:
+                raise InvalidOption(f"{name} is {getattr(self, name):g} s: must be more than 0")
+        for name in ("grace", "heartbeat", "exit_on_db_loss", "retain_succeeded", "retain_failed", "retain_dead", "retain_failures"):
+            if not getattr(self, name) >= 0:
+                raise InvalidOption(f"{name} is {getattr(self, name):g} s: must not be negative")
+        if self.heartbeat > self.lease / 3 + 1e-9:
+            raise InvalidOption(
+                f"heartbeat is {self.heartbeat:g} s and lease {self.lease:g} s: a worker must beat at least three times in a lease; "
+                f"set heartbeat to {self.lease / 3:g} s or less, or leave it out"
+            )
+
+    @property
+    def beat_every(self) -> float:
+        """Seconds between two heartbeats."""
+        return self.heartbeat or self.lease / 3
+
+
+def load(given: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Merge defaults, REDRIVE_* variables and *given* values, the later ones winning; a value of None is not given.
+
+    Raises:
+        InvalidOption: for a name nobody knows (with the nearest one), or a value that can't be read.
+    """
+    env = os.environ if environment is None else environment
+    known = {field.name: field for field in fields(Settings)}
+    values: dict[str, Any] = {"database_url": env.get("DATABASE_URL", "")}
+    for name in known:
+        if (text := env.get(PREFIX + name.upper())) not in (None, ""):
+            values[name] = _read(name, text, PREFIX + name.upper())
+    for name, value in (given or {}).items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise InvalidOption(f"unknown option {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+        if value is not None:
+            values[name] = _read(name, value, name)
+    return replace(Settings(), **values)
+
+
+def seconds(value: Any, name: str) -> float:
+    """Read a duration: seconds as a number or its text, a timedelta, or text with a unit (``90s``, ``5m``, ``2h``, ``7d``).
+
+    Raises:
+        InvalidOption: when it is none of these.
+    """
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool):
+        raise InvalidOption(f"{name} is {value!r}: give seconds, or a number with a unit like 90s, 5m, 2h, 7d")
+    text = str(value).strip()
+    unit = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
+    suffix = text.lstrip("+-0123456789.eE_") if text[-1:].isalpha() else ""
+    try:
+        return float(text.removesuffix(suffix)) * unit[suffix or "s"]
+    except (KeyError, ValueError):
+        raise InvalidOption(f"{name} is {value!r}: give seconds, or a number with a unit like 90s, 5m, 2h, 7d") from None
+
+
+def _read(name: str, value: Any, source: str) -> Any:
+    default = getattr(Settings, name)
+    if isinstance(default, bool):
+        return _truth(value, source)
+    if isinstance(default, int):
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            raise InvalidOption(f"{source} is {value!r}: give a whole number") from None
+    if isinstance(default, float):
+        return seconds(value, source)
+    if isinstance(default, tuple):
+        parts = value.split(",") if isinstance(value, str) else value
+        return tuple(part.strip() for part in parts if part.strip())
+    return str(value)
+
+
+def _truth(value: Any, source: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("1", "true", "yes", "on"):
+        return True
+    if str(value).lower() in ("0", "false", "no", "off"):
+        return False
+    raise InvalidOption(f"{source} is {value!r}: give true or false")

@@ -1,0 +1,275 @@
+"""Where claimed jobs wait and run: a deque, long-lived slots that feed from it, threads for sync handlers.
+
+No task is made for a job and no thread hop for a run of sync jobs: a slot lends itself to a thread, which goes on taking
+sync jobs until the next in line is not one. Nothing here knows the database; a finished job goes to a callable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from redrive.events import JobOverdue, JobStarted, emit, heard
+from redrive.executor import CANCELLED, SHUTDOWN, TIMED_OUT, execute, execute_here
+from redrive.threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from redrive.handlers import Handlers
+    from redrive.job import ClaimedJob
+    from redrive.outcome import Finished
+
+PREFETCH_SECONDS = 0.1
+"""Work that is held beyond the free slots, by the measured duration of its kind."""
+PREFETCH_MOST = 1000
+STALE_AFTER = 0.5
+"""Seconds after which a job that found no slot here goes back to the others."""
+ALONE_PATIENCE = 60.0
+"""Seconds that a job which must run alone waits for the others here to end."""
+_BREATH = 64
+
+
+class Slots:
+    """*concurrency* slots, the jobs that run in them, and those that wait for one."""
+
+    def __init__(self, handlers: Handlers, concurrency: int, done: Callable[[Finished], None]) -> None:
+        self.concurrency = concurrency
+        self.running: dict[int, ClaimedJob] = {}
+        """Jobs whose handler has begun. Read from other threads too."""
+        self.on_free: Callable[[], None] = lambda: None
+        self._handlers = handlers
+        self._done = done
+        self._ready: deque[ClaimedJob] = deque()
+        self._alone: ClaimedJob | None = None
+        self._waiting_since = 0.0
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._task_of: dict[int, asyncio.Task[None]] = {}
+        self._seconds: dict[str, float] = {}
+        self._last_end = 0.0
+        self._lent = 0
+        self._loop = asyncio.get_running_loop()
+        self._threads = Threads(concurrency, "redrive")
+
+    def start(self) -> None:
+        """Start the slots; they wait for jobs."""
+        for number in range(self.concurrency):
+            task = self._loop.create_task(self._slot(), name=f"redrive slot {number}")
+            self._tasks.add(task)
+
+    def add(self, jobs: Iterable[ClaimedJob]) -> None:
+        """Take claimed jobs, in the order in which they are to begin."""
+        if not self._ready:
+            self._waiting_since = time.monotonic()
+        self._ready.extend(jobs)
+        self._feed()
+
+    def add_alone(self, job: ClaimedJob) -> None:
+        """Take a job that runs when nothing else does; until it has, there is no room for others."""
+        self._alone = job
+        self._waiting_since = time.monotonic()
+        self._feed()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return not (self.running or self._ready or self._alone or self._lent)
+
+    def held(self) -> list[int]:
+        """List the ids of all jobs that run or wait here."""
+        waiting = [job.id for job in list(self._ready)]
+        return [*list(self.running), *waiting, *([self._alone.id] if self._alone else [])]
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs that run or wait here."""
+        return len(self.running) + len(self._ready) + (self._alone is not None)
+
+    def room(self) -> int:
+        """How many more jobs to claim now: the free slots, and what about 100 ms of work beyond them may wait."""
+        if self._alone is not None:
+            return 0
+        waiting = len(self._ready)
+        open_slots = self.concurrency - len(self.running)
+        ahead = self.ahead()
+        if waiting >= open_slots and waiting - open_slots > ahead // 2:
+            return 0
+        return max(0, open_slots + ahead - waiting)
+
+    def ahead(self, kind: str = "") -> int:
+        """How many jobs of *kind* (or of the usual mixture) may wait for a slot: about 100 ms of their work."""
+        each = self._seconds.get(kind)
+        if each is None or (self.running and time.monotonic() - self._last_end > STALE_AFTER):
+            return 0
+        return min(PREFETCH_MOST, int(self.concurrency * PREFETCH_SECONDS / max(each, 1e-6)))
+
+    def take_unstarted(self) -> list[ClaimedJob]:
+        """Take out every job that has not begun, to be handed back."""
+        taken = []
+        while True:
+            try:
+                taken.append(self._ready.popleft())
+            except IndexError:
+                break
+        if self._alone is not None and self._alone.id not in self.running:
+            taken.append(self._alone)
+            self._alone = None
+        return taken
+
+    def take_stale(self) -> list[ClaimedJob]:
+        """Take out jobs that have waited too long for a slot here, while other workers may be idle."""
+        waited = time.monotonic() - self._waiting_since
+        if self._alone is not None and self._alone.id not in self.running:
+            return self.take_unstarted() if waited > ALONE_PATIENCE else []
+        if self._ready and waited > STALE_AFTER and time.monotonic() - self._last_end > STALE_AFTER:
+            return self.take_unstarted()
+        return []
+
+    def stop_job(self, job: ClaimedJob, reason: str) -> None:
+        """Stop a running job: an async handler is cancelled, a sync one sees ``job.should_stop``."""
+        if job.stop_reason in (CANCELLED, TIMED_OUT):
+            return
+        task = self._task_of.get(job.id)
+        job.stop(reason, told=task is not None)
+        if task is not None:
+            task.cancel()
+
+    def tell_all(self) -> None:
+        """Let every running job see that the worker is going; those that don't look may finish in the grace."""
+        for job in list(self.running.values()):
+            if not job.stop_reason:
+                job.stop(SHUTDOWN, told=False)
+
+    def stop_all(self) -> None:
+        """Stop every running job, since the grace is over."""
+        for job in list(self.running.values()):
+            self.stop_job(job, SHUTDOWN)
+
+    def cancel(self, job_id: int) -> None:
+        """Stop the job because an operator cancelled it."""
+        if (job := self.running.get(job_id)) is not None:
+            self.stop_job(job, CANCELLED)
+
+    def watch(self) -> None:
+        """Stop what has passed its timeout; to be called several times a second."""
+        now = time.monotonic()
+        for job in list(self.running.values()):
+            limit = self._limit(job)
+            if limit is not None and job.started and now - job.started > limit and job.stop_reason in ("", SHUTDOWN):
+                emit(JobOverdue(id=job.id, kind=job.kind, attempt=job.attempt, worker=job.worker, timeout=limit))
+                self.stop_job(job, TIMED_OUT)
+
+    def overdue(self) -> list[ClaimedJob]:
+        """List jobs that were told to stop because of their timeout and still run."""
+        return [job for job in list(self.running.values()) if job.stop_reason == TIMED_OUT]
+
+    async def close(self) -> None:
+        """End the slots. What still runs in a thread can't be stopped; its thread dies with the process."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        self._threads.close()
+
+    async def _slot(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a slot is a task by construction
+        without_pause = 0
+        while True:
+            job = self._next()
+            if job is None:
+                without_pause = 0
+                await self._wait()
+                continue
+            handler = self._handlers.demand(job.kind)
+            if handler.is_async:
+                self._begin(job)
+                self._task_of[job.id] = task
+                finished = await execute(job, handler)
+                del self._task_of[job.id]
+                while task.cancelling():
+                    task.uncancel()
+                self._end(finished)
+                without_pause += 1
+                if without_pause >= _BREATH:
+                    without_pause = 0
+                    await asyncio.sleep(0)
+            else:
+                self._begin(job)
+                await self._lend(job)
+
+    async def _lend(self, job: ClaimedJob) -> None:
+        """Lend this slot to a thread until no sync job is next."""
+        back: asyncio.Future[None] = self._loop.create_future()
+        self._lent += 1
+        self._threads.submit(lambda: self._run_in_thread(job, back))
+        await back
+        self._lent -= 1
+        self.on_free()
+
+    def _run_in_thread(self, first: ClaimedJob, back: asyncio.Future[None]) -> None:
+        job: ClaimedJob | None = first
+        try:
+            while job is not None:
+                self._end(execute_here(job, self._handlers.demand(job.kind)))
+                if (job := self._next(sync_only=True)) is not None:
+                    self._begin(job)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the worker went without us
+                self._loop.call_soon_threadsafe(lambda: back.done() or back.set_result(None))
+
+    def _next(self, *, sync_only: bool = False) -> ClaimedJob | None:
+        # From several threads: popleft is atomic, and the wrong one is put back where it was.
+        try:
+            job = self._ready.popleft()
+        except IndexError:
+            return None if sync_only else self._next_alone()
+        if sync_only and self._handlers.demand(job.kind).is_async:
+            self._ready.appendleft(job)
+            return None
+        self._waiting_since = time.monotonic()
+        return job
+
+    def _next_alone(self) -> ClaimedJob | None:
+        job = self._alone
+        return job if job is not None and not self.running else None
+
+    def _begin(self, job: ClaimedJob) -> None:
+        job.started = time.monotonic()
+        self.running[job.id] = job
+        if heard(JobStarted):
+            emit(JobStarted(id=job.id, kind=job.kind, attempt=job.attempt, worker=job.worker))
+
+    def _end(self, finished: Finished) -> None:
+        job = finished.job
+        self.running.pop(job.id, None)
+        if job is self._alone:
+            self._alone = None
+        self._last_end = time.monotonic()
+        if finished.duration is not None:
+            for name in ("", job.kind):  # "" is the usual mixture
+                before = self._seconds.get(name, finished.duration)
+                self._seconds[name] = before + 0.1 * (finished.duration - before)
+        self._done(finished)
+        self.on_free()
+
+    def _feed(self) -> None:
+        for _ in range(len(self._ready) + (self._alone is not None)):
+            if not self._idle:
+                return
+            waiter = self._idle.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._idle.append(waiter)
+        await waiter
+
+    def _limit(self, job: ClaimedJob) -> float | None:
+        handler = self._handlers.get(job.kind)
+        return handler.timeout if handler is not None else None

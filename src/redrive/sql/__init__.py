@@ -1,0 +1,98 @@
+"""The library's whole conversation with Postgres, as text, and the names that go into it.
+
+``queries.sql`` holds every statement under a line ``-- name: …``; ``migrations/`` holds the schema's history. Names of
+tables and functions are composed by :mod:`psycopg.sql`, never substituted as text. Nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, LiteralString, cast
+
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One numbered step of the schema."""
+
+    version: int
+    name: str
+    text: str
+
+
+@cache
+def _queries() -> dict[str, str]:
+    parts = _NAME.split(_folder().joinpath("queries.sql").read_text(encoding="utf-8"))
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _folder() -> Traversable:
+    return files(__package__)
+
+
+@cache
+def migrations() -> tuple[Migration, ...]:
+    """List the migrations in the order in which they run."""
+    found = (path for path in _folder().joinpath("migrations").iterdir() if path.name.endswith(".sql"))
+    steps = (
+        Migration(int(path.name[:4]), path.name[5:-4], path.read_text(encoding="utf-8")) for path in found
+    )
+    return tuple(sorted(steps, key=lambda step: step.version))
+
+
+def channel(schema: str, worker: str = "") -> str:
+    """Name the notification channel of an installation, or of one worker in it: short, whatever the schema is called."""
+    digest = hashlib.sha256(f"{schema}\0{worker}".encode()).hexdigest()
+    return f"redrive_{digest[:20]}"
+
+
+def lock_key(schema: str) -> int:
+    """Give the advisory lock that the sentry of an installation holds: a signed 64-bit number of ours and the schema."""
+    return int.from_bytes(hashlib.sha256(f"redrive sentry {schema}".encode()).digest()[:8], "big", signed=True)
+
+
+@cache
+def _names(schema: str) -> dict[str, Identifier | Literal]:
+    def within(name: str) -> Identifier:
+        return Identifier(schema, name)
+
+    return {
+        "schema": Identifier(schema),
+        "jobs": within("jobs"),
+        "failures": within("failures"),
+        "workers": within("workers"),
+        "archive": within("jobs_archive"),
+        "migrations": within("migrations"),
+        "clock": within("clock"),
+        "wake": within("wake"),
+        "schema_name": Literal(schema),
+        "lock": Literal(lock_key(schema)),
+        "channel": Literal(channel(schema)),
+    }
+
+
+def compose(text: str, schema: str, **more: Identifier | Literal) -> Composed:
+    """Put the installation's names into *text*."""
+    # The text is one of our own files, which is what LiteralString wants to be sure of.
+    return SQL(cast("LiteralString", text)).format(**_names(schema), **more)
+
+
+def text_of(name: str) -> str:
+    """Give the text of a statement that wants more names than an installation has."""
+    return _queries()[name].strip()
+
+
+@cache
+def query(name: str, schema: str) -> Composed:
+    """Compose the statement called *name* of ``queries.sql`` for one installation."""
+    return compose(text_of(name), schema)

@@ -1,0 +1,651 @@
+-- Every statement of redrive. A line "-- name: …" begins one; names in braces are composed per installation.
+-- States stand as bare literals everywhere: 'pending'::job_status or status = $1 would miss the partial indexes.
+
+
+------------------------------------------------------------------------------------------------ what producers say
+
+-- name: insert_job
+-- The live job of the same key is looked for first, so that a duplicate burns no id; ON CONFLICT settles the race.
+-- No row at all means that the rival was committed after this snapshot and is gone or not yet visible: say it again.
+WITH existing AS (
+    SELECT id FROM {jobs} WHERE key = %(key)s::text AND status IN ('pending', 'running')
+), created AS (
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
+    SELECT %(kind)s::text, %(payload)s::text::jsonb,
+           coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
+           %(priority)s::smallint, %(max_attempts)s::int, %(key)s::text, %(lane)s::text,
+           coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
+           %(metadata)s::text::jsonb
+    WHERE NOT EXISTS (SELECT FROM existing)
+    ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
+    RETURNING id
+)
+SELECT id, true AS created FROM created
+UNION ALL
+SELECT id, false FROM existing
+
+-- name: insert_jobs
+-- One row a payload, in their order. A key that lives already, or came earlier in the same batch, makes no row.
+WITH given AS (
+    SELECT ordinal, payload, key
+    FROM unnest(%(payloads)s::text[], %(keys)s::text[]) WITH ORDINALITY AS g(payload, key, ordinal)
+), created AS (
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
+    SELECT %(kind)s::text, payload::jsonb,
+           coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
+           %(priority)s::smallint, %(max_attempts)s::int, key, %(lane)s::text,
+           coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
+           %(metadata)s::text::jsonb
+    FROM given g
+    WHERE NOT EXISTS (
+        SELECT FROM {jobs} j WHERE j.key = g.key AND j.status IN ('pending', 'running'))
+    ORDER BY ordinal
+    ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
+    RETURNING id, key
+)
+SELECT id, key FROM created ORDER BY id
+
+-- name: copy_jobs
+-- The fast road, for a batch with nothing but payloads of its own.
+COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
+
+-- name: live_jobs_of_keys
+SELECT id, key FROM {jobs} WHERE key = ANY(%(keys)s::text[]) AND status IN ('pending', 'running')
+
+
+------------------------------------------------------------------------------------------------ what workers say
+
+-- name: survey_lanes
+-- Which lanes (kind, priority, lane) hold pending jobs, and in how many seconds the first of each is due. A loose
+-- index scan: one probe a lane, whatever its length; it writes nothing, so it is also the poll of an idle worker.
+WITH RECURSIVE found AS (
+    SELECT k.kind, f.priority, f.lane, f.run_at
+    FROM unnest(%(kinds)s::text[]) AS k(kind)
+    CROSS JOIN LATERAL (
+        SELECT priority, lane, run_at FROM {jobs}
+        WHERE status = 'pending' AND kind = k.kind
+        ORDER BY priority, lane, run_at, id
+        LIMIT 1
+    ) f
+    UNION ALL
+    SELECT l.kind, n.priority, n.lane, n.run_at
+    FROM found l
+    CROSS JOIN LATERAL (
+        SELECT priority, lane, run_at FROM {jobs}
+        WHERE status = 'pending' AND kind = l.kind AND (priority, lane) > (l.priority, l.lane)
+        ORDER BY priority, lane, run_at, id
+        LIMIT 1
+    ) n
+)
+SELECT kind, priority, lane, extract(epoch FROM run_at - {clock}())::float8 AS due_in,
+       EXISTS (SELECT FROM {jobs} WHERE status = 'pending' AND alone AND run_at <= {clock}()) AS suspects
+FROM found
+LIMIT 500
+
+-- name: claim_jobs
+-- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
+--
+-- * `due` walks the lanes in the order given (the worker's: by priority, then in turn) and locks, lane by lane, the
+--   rows that it takes. The limits inside and outside are pulled row by row, so nothing is locked and left.
+-- * It is MATERIALIZED because a subquery that the planner may run again would lock and take more than its LIMIT.
+-- * SKIP LOCKED leaves rows of other workers alone; their lock and their change of state are this one statement.
+-- * The UPDATE names its rows by = ANY(ARRAY(…)): joined FROM due, the LIMIT is guessed to be a tenth of the lane and
+--   the whole table is joined.
+-- * (run_at, id) > mark starts where this worker last stopped, over the dead entries that a long transaction keeps.
+--   The worker passes -infinity to look from the head.
+-- * `NOT alone`: what may have killed its worker is claimed by claim_alone, with nothing beside it.
+--
+-- Payloads come as text and times within what Python can hold: one odd row must not spoil the answer for the others.
+--
+-- The index is jobs_claim_idx (kind, priority, lane, run_at, id) WHERE status = 'pending'.
+WITH due AS MATERIALIZED (
+    SELECT j.id
+    FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[], %(quotas)s::int[],
+                %(marks)s::timestamptz[], %(mark_ids)s::bigint[]) AS l(kind, priority, lane, quota, mark, mark_id)
+    CROSS JOIN LATERAL (
+        SELECT id FROM {jobs}
+        WHERE status = 'pending' AND kind = l.kind AND priority = l.priority AND lane = l.lane
+          AND (run_at, id) > (l.mark, l.mark_id) AND run_at <= {clock}() AND NOT alone
+        ORDER BY run_at, id
+        FOR UPDATE SKIP LOCKED
+        LIMIT l.quota
+    ) j
+    LIMIT %(limit)s
+)
+UPDATE {jobs}
+SET status = 'running', attempts = attempts + 1, claims = claims + 1,
+    locked_at = {clock}(), locked_by = %(worker)s, updated_at = {clock}()
+WHERE id = ANY(ARRAY(SELECT id FROM due))
+RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
+          greatest(run_at, '0001-01-02 00:00+00') AS run_at, least(greatest(created_at, '0001-01-02 00:00+00'), '9999-01-01 00:00+00') AS created_at,
+          metadata::text, (expires_at <= {clock}()) IS TRUE AS expired, false AS alone
+
+-- name: claim_alone
+-- Take one job that may have killed its worker. The caller runs nothing beside it.
+WITH due AS MATERIALIZED (
+    SELECT id FROM {jobs}
+    WHERE status = 'pending' AND alone AND kind = ANY(%(kinds)s::text[]) AND run_at <= {clock}()
+    ORDER BY run_at, id
+    FOR UPDATE SKIP LOCKED
+    LIMIT 1
+)
+UPDATE {jobs}
+SET status = 'running', attempts = attempts + 1, claims = claims + 1,
+    locked_at = {clock}(), locked_by = %(worker)s, updated_at = {clock}()
+WHERE id = ANY(ARRAY(SELECT id FROM due))
+RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
+          greatest(run_at, '0001-01-02 00:00+00') AS run_at, least(greatest(created_at, '0001-01-02 00:00+00'), '9999-01-01 00:00+00') AS created_at,
+          metadata::text, (expires_at <= {clock}()) IS TRUE AS expired, true AS alone
+
+-- name: succeed_jobs
+-- The common outcome, in a batch in id order. The lease is locked_by, claims and the state; a row that doesn't come back was
+-- lost. The state is tested through an expression on purpose: a bare status = 'running' would be answered from
+-- jobs_running_idx, which holds every dead entry since the last vacuum, instead of the primary key.
+UPDATE {jobs} AS j
+SET status = 'succeeded', updated_at = {clock}(), alone = false
+FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
+WHERE j.id = o.id AND j.claims = o.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
+RETURNING j.id
+
+-- name: finish_jobs
+-- Every other outcome, with its row in failures. `verdict` is where the database has the last word: a job that was
+-- asked to stop does not run again, one past its deadline or its budget is dead. At death the row is made ready for any
+-- requeue: no key, no deadline, no lease, no crashes; what they were stands in failures.
+WITH given AS (
+    SELECT * FROM unnest(
+        %(ids)s::bigint[], %(claims)s::int[], %(outcomes)s::text[], %(delays)s::float8[], %(errors)s::text[],
+        %(results)s::text[], %(durations)s::float8[], %(error_types)s::text[], %(messages)s::text[],
+        %(tracebacks)s::text[], %(fingerprints)s::text[]
+    ) AS g(id, claim, outcome, delay, last_error, result, duration, error_type, message, traceback, fingerprint)
+), held AS MATERIALIZED (
+    SELECT j.id, j.kind, j.attempts, j.key, j.expires_at, j.claims, g.outcome, g.delay, g.last_error, g.result,
+           g.duration, g.error_type, g.message, g.traceback, g.fingerprint,
+           CASE
+               WHEN g.outcome = 'succeeded' THEN 'succeeded'
+               WHEN g.outcome = 'failed' THEN 'failed'
+               WHEN g.outcome = 'died' THEN 'dead'
+               WHEN j.cancel_requested_at IS NOT NULL THEN 'failed'
+               WHEN g.outcome = 'retried' AND j.attempts >= j.max_attempts THEN 'dead'
+               WHEN g.outcome = 'crashed' AND j.crashes + 1 >= %(max_crashes)s THEN 'dead'
+               WHEN j.expires_at <= {clock}() + make_interval(secs => g.delay) THEN 'dead'
+               ELSE 'pending'
+           END AS verdict,
+           CASE
+               WHEN g.outcome IN ('succeeded', 'failed', 'died') THEN NULL
+               WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled while it ran'
+               WHEN g.outcome = 'retried' AND j.attempts >= j.max_attempts THEN NULL
+               WHEN g.outcome = 'crashed' AND j.crashes + 1 >= %(max_crashes)s
+                   THEN 'poison: it ended or tried to end its worker ' || j.crashes + 1 || ' times'
+               WHEN j.expires_at <= {clock}() + make_interval(secs => g.delay)
+                   THEN 'deadline: expires_at ' || j.expires_at || ' comes before the next try'
+           END AS reason
+    FROM given g
+    JOIN {jobs} j ON j.id = g.id
+    WHERE j.claims = g.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
+    ORDER BY j.id
+    FOR UPDATE OF j
+), finished AS (
+    UPDATE {jobs} AS j
+    SET status = h.verdict,
+        attempts = CASE WHEN h.outcome IN ('snoozed', 'handed_back', 'crashed') THEN greatest(j.attempts - 1, 0)
+                        ELSE j.attempts END,
+        run_at = CASE WHEN h.verdict = 'pending' THEN {clock}() + make_interval(secs => h.delay) ELSE j.run_at END,
+        last_error = coalesce(h.reason || coalesce(E'\n' || h.last_error, ''), h.last_error, j.last_error),
+        result = coalesce(h.result::jsonb, j.result),
+        locked_at = CASE WHEN h.verdict IN ('pending', 'dead') THEN NULL ELSE j.locked_at END,
+        locked_by = CASE WHEN h.verdict IN ('pending', 'dead') THEN NULL ELSE j.locked_by END,
+        key = CASE WHEN h.verdict IN ('dead', 'failed') THEN NULL ELSE j.key END,
+        expires_at = CASE WHEN h.verdict IN ('dead', 'failed') THEN NULL ELSE j.expires_at END,
+        cancel_requested_at = CASE WHEN h.verdict = 'dead' THEN NULL ELSE j.cancel_requested_at END,
+        crashes = CASE WHEN h.verdict = 'dead' THEN 0 WHEN h.outcome = 'crashed' THEN j.crashes + 1 ELSE j.crashes END,
+        alone = CASE WHEN h.outcome = 'handed_back' AND h.verdict = 'pending' THEN j.alone ELSE false END,
+        updated_at = {clock}()
+    FROM held h
+    WHERE j.id = h.id
+    RETURNING j.id, j.last_error
+), recorded AS (
+    INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, duration, worker, error_type, message,
+                            traceback, fingerprint, key, expires_at)
+    SELECT id, kind, claims, attempts,
+           CASE verdict WHEN 'pending' THEN 'retried' ELSE verdict END,
+           {clock}(), duration, %(worker)s,
+           coalesce(error_type, CASE WHEN verdict = 'failed' THEN 'Cancelled' ELSE 'DeadlinePassed' END),
+           coalesce(message, reason, ''), traceback, fingerprint, key, expires_at
+    FROM held
+    WHERE error_type IS NOT NULL OR verdict = 'dead'
+)
+SELECT h.id, h.verdict AS status, coalesce(h.reason, h.message, '') AS reason
+FROM held h JOIN finished f ON f.id = h.id
+
+-- name: hand_back_strays
+-- Jobs that are this worker's by the table and not by its memory: the answer of a claim was lost on its way.
+UPDATE {jobs}
+SET status = 'pending', attempts = greatest(attempts - 1, 0), run_at = {clock}(), locked_at = NULL, locked_by = NULL,
+    updated_at = {clock}()
+WHERE status = 'running' AND locked_by = %(worker)s AND NOT id = ANY(%(known)s::bigint[])
+RETURNING id
+
+-- name: was_written
+-- Of outcomes that found no lease: which are there all the same, written by a try whose answer was lost.
+SELECT j.id
+FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
+JOIN {jobs} j ON j.id = o.id
+WHERE j.claims = o.claim AND j.locked_by = %(worker)s AND j.status <> 'running'
+
+-- name: renew_leases
+-- locked_at of long runs follows the clock, so that a hand-written reaper with a fixed age leaves them alone.
+UPDATE {jobs} SET locked_at = {clock}()
+WHERE id = ANY(%(ids)s::bigint[]) AND locked_by = %(worker)s AND status || '' = 'running'
+  AND locked_at < {clock}() - interval '2 minutes'
+
+-- name: cancel_requests
+-- Which of the jobs running here were asked to stop, and which are not this worker's any more.
+SELECT g.id, j.cancel_requested_at IS NOT NULL AND j.id IS NOT NULL AS cancelled, j.id IS NULL AS lost
+FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS g(id, claim)
+LEFT JOIN {jobs} j ON j.id = g.id AND j.claims = g.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
+WHERE j.id IS NULL OR j.cancel_requested_at IS NOT NULL
+
+-- name: write_progress
+UPDATE {jobs} SET progress = %(progress)s::text::jsonb
+WHERE id = %(id)s AND claims = %(claim)s AND locked_by = %(worker)s AND status || '' = 'running'
+RETURNING id
+
+-- name: complete_job
+-- In the user's own transaction: their writes and the job's success are one commit.
+UPDATE {jobs}
+SET status = 'succeeded', updated_at = {clock}(), alone = false, result = coalesce(%(result)s::text::jsonb, result)
+WHERE id = %(id)s AND claims = %(claim)s AND locked_by = %(worker)s AND status || '' = 'running'
+RETURNING id
+
+-- name: beat
+-- The worker is alive; so are the leases of all its jobs. Answers in how many seconds the next of the others will have
+-- been silent for its whole lease, so that a death is noticed when it is due and not at the next round.
+WITH alive AS (
+    INSERT INTO {workers} (name, host, pid, version, kinds, concurrency, in_flight, lease, listener_pid, heartbeat_at, problem)
+    VALUES (%(name)s, %(host)s, %(pid)s, %(version)s, %(kinds)s::text[], %(concurrency)s, %(in_flight)s,
+            make_interval(secs => %(lease)s::float8), %(listener_pid)s, {clock}(), %(problem)s)
+    ON CONFLICT (name) DO UPDATE
+    SET heartbeat_at = {clock}(), in_flight = excluded.in_flight, listener_pid = excluded.listener_pid,
+        problem = excluded.problem, kinds = excluded.kinds
+)
+SELECT extract(epoch FROM min(heartbeat_at + lease) - {clock}())::float8 AS next_silent
+FROM {workers}
+WHERE name <> %(name)s AND heartbeat_at > {clock}() - lease - interval '10 minutes'
+
+-- name: leave
+-- A worker that stopped in good order takes its row with it.
+DELETE FROM {workers} WHERE name = %(name)s
+
+-- name: wake_another
+-- Wake one other worker: one that has free slots, or (:other_kinds) one that knows a kind that this one does not.
+SELECT name FROM {workers}
+WHERE name <> %(worker)s AND heartbeat_at > {clock}() - lease AND listener_pid IS NOT NULL AND in_flight < concurrency
+  AND (NOT %(other_kinds)s OR NOT kinds <@ %(kinds)s::text[])
+ORDER BY random()
+LIMIT 1
+
+-- name: notify
+SELECT pg_notify(%(channel)s, %(message)s)
+
+-- name: try_sentry
+SELECT pg_try_advisory_lock({lock}) AS held
+
+-- name: leave_sentry
+SELECT pg_advisory_unlock({lock})
+
+-- name: session_facts
+-- A session that does not show the nonce we started it with is behind a pooler that shares it.
+SELECT pg_backend_pid() AS pid, coalesce(current_setting('redrive.session', true), '') AS nonce,
+       pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean AS read_only,
+       current_setting('server_version_num')::int AS server_version,
+       current_setting('default_transaction_isolation') AS isolation,
+       current_setting('server_encoding') AS encoding
+
+-- name: backend_pid
+SELECT pg_backend_pid() AS pid
+
+
+------------------------------------------------------------------------------------------------ upkeep, on every worker
+
+-- name: reap_jobs
+-- Take back the jobs of workers that are gone. One statement, safe on every worker at once: the row of a silent worker
+-- is locked, so a beat that comes at this instant waits and finds its jobs gone; a job that ended or was claimed anew
+-- meanwhile no longer matches. `orphaned` holders have no row: ours (told by the shape of the name) after one lease,
+-- strangers by the age of the lock, as in the tutorial.
+--
+-- What may have been running is claimed alone next time. Only a death with nothing beside it counts as a crash, so
+-- the neighbours of a job that kills its process lose nothing.
+WITH RECURSIVE holders AS (
+    (SELECT locked_by FROM {jobs} WHERE status = 'running' AND locked_by IS NOT NULL ORDER BY locked_by LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.locked_by FROM {jobs} j WHERE j.status = 'running' AND j.locked_by > h.locked_by
+            ORDER BY j.locked_by LIMIT 1)
+    FROM holders h WHERE h.locked_by IS NOT NULL
+), silent AS MATERIALIZED (
+    SELECT w.name FROM {workers} w
+    WHERE w.heartbeat_at < {clock}() - w.lease AND w.name IN (SELECT locked_by FROM holders)
+    FOR UPDATE SKIP LOCKED
+), candidates AS (
+    SELECT j.id, j.claims, j.locked_by
+    FROM (
+        SELECT name AS holder, interval '0' AS age FROM silent
+        UNION ALL
+        SELECT h.locked_by, make_interval(secs => CASE WHEN h.locked_by ~ %(own_name)s THEN %(lease)s::float8
+                                                       ELSE %(foreign_age)s::float8 END)
+        FROM holders h
+        WHERE h.locked_by IS NOT NULL AND NOT EXISTS (SELECT FROM {workers} w WHERE w.name = h.locked_by)
+    ) gone
+    JOIN {jobs} j ON j.status = 'running' AND j.locked_by = gone.holder
+    WHERE gone.age = interval '0' OR coalesce(j.locked_at, j.updated_at) < {clock}() - gone.age
+    UNION ALL
+    SELECT id, claims, locked_by FROM {jobs}
+    WHERE status = 'running' AND locked_by IS NULL
+      AND coalesce(locked_at, updated_at) < {clock}() - make_interval(secs => %(foreign_age)s::float8)
+), orphans AS MATERIALIZED (
+    SELECT j.id, j.kind, j.attempts, j.key, j.expires_at, j.claims, j.crashes, j.alone, j.locked_by,
+           j.cancel_requested_at, j.locked_by ~ %(own_name)s AS ours
+    FROM candidates c
+    JOIN {jobs} j ON j.id = c.id
+    WHERE j.status || '' = 'running' AND j.claims = c.claims AND j.locked_by IS NOT DISTINCT FROM c.locked_by
+    ORDER BY j.id
+    FOR UPDATE OF j SKIP LOCKED
+    LIMIT 1000
+), judged AS (
+    SELECT o.*, c.crashed,
+           CASE
+               WHEN o.cancel_requested_at IS NOT NULL THEN 'failed'
+               WHEN c.crashed AND o.crashes + 1 >= %(max_crashes)s THEN 'dead'
+               WHEN o.expires_at <= {clock}() THEN 'dead'
+               ELSE 'pending'
+           END AS verdict
+    FROM orphans o
+    CROSS JOIN LATERAL (
+        SELECT coalesce(o.ours, false)
+               AND (o.alone OR (SELECT count(*) FROM orphans n WHERE n.locked_by = o.locked_by) = 1) AS crashed
+    ) c
+), worded AS (
+    SELECT *,
+           CASE
+               WHEN verdict = 'failed' THEN 'cancelled; its worker ' || coalesce(locked_by, '(unnamed)') || ' was lost'
+               WHEN verdict = 'dead' AND crashed AND crashes + 1 >= %(max_crashes)s
+                   THEN 'poison: its worker died ' || crashes + 1 || ' times while it ran alone, the last was ' || locked_by
+               WHEN verdict = 'dead' THEN 'deadline: expires_at ' || expires_at || ' has passed; its worker '
+                   || coalesce(locked_by, '(unnamed)') || ' was lost'
+               ELSE 'worker lost: ' || coalesce(locked_by, '(unnamed)') || ' fell silent; reclaimed'
+           END AS reason
+    FROM judged
+), reclaimed AS (
+    UPDATE {jobs} AS j
+    SET status = w.verdict,
+        attempts = greatest(j.attempts - 1, 0),
+        crashes = CASE WHEN w.verdict = 'dead' THEN 0 WHEN w.crashed THEN j.crashes + 1 ELSE j.crashes END,
+        alone = w.verdict = 'pending' AND coalesce(w.ours, false),
+        run_at = CASE WHEN w.verdict = 'pending' THEN {clock}() ELSE j.run_at END,
+        last_error = w.reason,
+        locked_at = NULL, locked_by = NULL,
+        key = CASE WHEN w.verdict = 'pending' THEN j.key END,
+        expires_at = CASE WHEN w.verdict = 'pending' THEN j.expires_at END,
+        cancel_requested_at = CASE WHEN w.verdict = 'dead' THEN NULL ELSE j.cancel_requested_at END,
+        updated_at = {clock}()
+    FROM worded w
+    WHERE j.id = w.id
+    RETURNING j.id
+), recorded AS (
+    INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, worker, error_type, message, key, expires_at)
+    SELECT id, kind, claims, attempts, CASE verdict WHEN 'pending' THEN 'reclaimed' ELSE verdict END, {clock}(), locked_by,
+           'WorkerLost', reason, key, expires_at
+    FROM worded
+)
+SELECT w.id, w.kind, w.attempts, w.locked_by AS worker, w.verdict AS status, w.reason
+FROM worded w JOIN reclaimed r ON r.id = w.id
+
+-- name: end_silent_sentries
+-- A frozen or cut-off sentry keeps the lock and nobody is woken: end its session.
+SELECT pg_terminate_backend(l.pid)
+FROM pg_locks l
+JOIN {workers} w ON w.listener_pid = l.pid
+WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND l.objsubid = 1
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (l.classid::bigint << 32 | l.objid::bigint) = {lock}
+  AND w.heartbeat_at < {clock}() - w.lease
+
+-- name: bury_hopeless
+-- Pending jobs that can't run any more die in plain sight, also those of kinds that nobody knows: past their deadline, or
+-- without an attempt left (max_attempts was lowered, or a stranger wrote them so).
+WITH hopeless AS MATERIALIZED (
+    SELECT id, kind, attempts, claims, key, expires_at,
+           CASE WHEN attempts >= max_attempts THEN 'AttemptsExhausted' ELSE 'DeadlinePassed' END AS error_type,
+           CASE WHEN attempts >= max_attempts THEN 'no attempt left: ' || attempts || ' of ' || max_attempts || ' were used'
+                ELSE 'deadline: expires_at ' || expires_at || ' passed before the job could run' END AS reason
+    FROM {jobs}
+    WHERE id = ANY(ARRAY(
+              SELECT id FROM {jobs} WHERE status = 'pending' AND expires_at IS NOT NULL AND expires_at <= {clock}() LIMIT 500)
+          || ARRAY(SELECT id FROM {jobs} WHERE status = 'pending' AND attempts >= max_attempts LIMIT 500))
+      AND status || '' = 'pending'
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
+), buried AS (
+    UPDATE {jobs} AS j
+    SET status = 'dead', last_error = h.reason || coalesce(E'\n' || j.last_error, ''), key = NULL, expires_at = NULL, crashes = 0,
+        alone = false, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, updated_at = {clock}()
+    FROM hopeless h
+    WHERE j.id = h.id
+    RETURNING j.id
+), recorded AS (
+    INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, error_type, message, key, expires_at)
+    SELECT id, kind, claims, attempts, 'dead', {clock}(), error_type, reason, key, expires_at FROM hopeless
+)
+SELECT h.id, h.kind, h.attempts, NULL::text AS worker, 'dead' AS status, h.reason
+FROM hopeless h JOIN buried b ON b.id = h.id
+
+-- name: scan_finished
+-- A window of rows in id order for the pruner: which of them have outlived their retention, where the window ends, and
+-- whether it has reached rows too young for any retention to have passed.
+WITH looked AS MATERIALIZED (
+    SELECT id, status, created_at, updated_at FROM {jobs} WHERE id > %(after)s ORDER BY id LIMIT %(window)s
+)
+SELECT coalesce(max(id), %(after)s) AS last_id, count(*) AS seen,
+       coalesce(bool_or(created_at > {clock}() - make_interval(secs => %(shortest)s::float8)), true) AS young,
+       coalesce(array_agg(id ORDER BY id) FILTER (
+           WHERE (status = 'succeeded' AND updated_at < {clock}() - make_interval(secs => %(succeeded)s::float8))
+              OR (status = 'failed' AND updated_at < {clock}() - make_interval(secs => %(failed)s::float8))
+              OR (status = 'dead' AND updated_at < {clock}() - make_interval(secs => %(dead)s::float8))), '{{}}') AS expired
+FROM looked
+
+-- name: delete_finished
+WITH expired AS MATERIALIZED (
+    SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('succeeded', 'failed', 'dead')
+    ORDER BY id FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {jobs} WHERE id = ANY(ARRAY(SELECT id FROM expired)) RETURNING id
+
+-- name: archive_finished
+WITH expired AS MATERIALIZED (
+    SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('succeeded', 'failed', 'dead')
+    ORDER BY id FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM {jobs} WHERE id = ANY(ARRAY(SELECT id FROM expired)) RETURNING *
+)
+INSERT INTO {archive} SELECT * FROM gone RETURNING id
+
+-- name: archive_months
+-- The months, from last month to the next, for which the archive has no partition yet.
+SELECT to_char(month, 'YYYYMM') AS name, month::date AS first, (month + interval '1 month')::date AS past
+FROM generate_series(date_trunc('month', {clock}() AT TIME ZONE 'UTC') - interval '1 month',
+                     date_trunc('month', {clock}() AT TIME ZONE 'UTC') + interval '1 month', interval '1 month') AS month
+WHERE to_regclass(format('%%I.%%I', {schema_name}::text, 'jobs_archive_' || to_char(month, 'YYYYMM'))) IS NULL
+
+-- name: add_archive_month
+CREATE TABLE IF NOT EXISTS {partition} PARTITION OF {archive} FOR VALUES FROM ({first}) TO ({past})
+
+-- name: prune_failures
+DELETE FROM {failures} WHERE id = ANY(ARRAY(
+    SELECT id FROM (SELECT id, failed_at FROM {failures} ORDER BY id LIMIT %(window)s) oldest
+    WHERE failed_at < {clock}() - make_interval(secs => %(failures)s::float8)))
+RETURNING id
+
+-- name: prune_workers
+-- Rows of workers that died stay for a day, to be seen; as long as one holds a job it stays.
+DELETE FROM {workers} w
+WHERE w.heartbeat_at < {clock}() - interval '1 day'
+  AND NOT EXISTS (SELECT FROM {jobs} j WHERE j.status = 'running' AND j.locked_by = w.name)
+
+
+------------------------------------------------------------------------------------------------ what operators say
+
+-- name: get_job
+SELECT * FROM {jobs} WHERE id = %(id)s
+
+-- name: failures_of_job
+SELECT * FROM {failures} WHERE job_id = %(id)s ORDER BY id
+
+-- name: list_jobs
+-- Newest first, a page after a known id; a missing filter is NULL.
+SELECT * FROM {jobs}
+WHERE (%(status)s::text IS NULL OR status = %(status)s) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+  AND (%(key)s::text IS NULL OR key = %(key)s) AND (%(before)s::bigint IS NULL OR id < %(before)s)
+  AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
+ORDER BY id DESC
+LIMIT %(limit)s
+
+-- name: count_jobs
+SELECT kind, status, count(*) AS jobs, count(*) FILTER (WHERE status = 'pending' AND run_at <= {clock}()) AS due,
+       count(*) FILTER (WHERE status = 'pending' AND attempts > 0) AS retrying,
+       extract(epoch FROM {clock}() - min(run_at) FILTER (WHERE status = 'pending' AND run_at <= {clock}()))::float8 AS oldest_due
+FROM {jobs} GROUP BY kind, status ORDER BY kind, status
+
+-- name: dead_groups
+-- Dead jobs by kind and error. A `failed` that gives none of our reasons was written by a stranger and counts as dead.
+SELECT kind, error, count(*) AS jobs, min(updated_at) AS first, max(updated_at) AS last,
+       (array_agg(id ORDER BY id DESC))[1:3] AS sample
+FROM (
+    SELECT id, kind, updated_at,
+           coalesce(nullif(substring(rtrim(last_error, E'\n ') FROM '([^\n]*)$'), ''), '(no error text)') AS error
+    FROM {jobs}
+    WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+      AND status IN ('failed', 'dead')
+      AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+      AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+) ended
+GROUP BY kind, error
+ORDER BY jobs DESC, kind, error
+LIMIT %(limit)s
+
+-- name: requeue_preview
+SELECT count(*) AS jobs, min(updated_at) AS first, max(updated_at) AS last, (array_agg(id ORDER BY id))[1:10] AS sample,
+       coalesce(max(id), 0) AS last_id
+FROM {jobs}
+WHERE status = ANY(%(statuses)s::text[]) AND status IN ('failed', 'dead')
+  AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+  AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
+  AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+  AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s)
+
+-- name: requeue_jobs
+-- Send a batch back with a fresh budget. The state is tested again under the lock, so two operators at once move each
+-- job once; the history stays in failures.
+WITH chosen AS MATERIALIZED (
+    SELECT id FROM {jobs}
+    WHERE status = ANY(%(statuses)s::text[]) AND status IN ('failed', 'dead')
+      AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+      AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
+      AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+      AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s)
+      AND id > %(after)s AND id <= %(last)s
+    ORDER BY id
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+), sent AS (
+    UPDATE {jobs}
+    SET status = 'pending', attempts = 0, crashes = 0, alone = false, run_at = {clock}(), last_error = NULL, progress = NULL,
+        key = NULL, expires_at = NULL, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, updated_at = {clock}()
+    WHERE id = ANY(ARRAY(SELECT id FROM chosen))
+    RETURNING id
+)
+SELECT id FROM sent ORDER BY id
+
+-- name: wake
+SELECT {wake}()
+
+-- name: cancel_jobs
+-- A pending job ends here; a running one is asked to stop and ends through its worker.
+WITH chosen AS MATERIALIZED (
+    SELECT id, status FROM {jobs}
+    WHERE status IN ('pending', 'running') AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))
+      AND (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(key)s::text IS NULL OR key = %(key)s)
+      AND id > %(after)s
+    ORDER BY id
+    LIMIT %(limit)s
+    FOR UPDATE
+)
+UPDATE {jobs} AS j
+SET status = CASE WHEN j.status = 'pending' THEN 'failed' ELSE j.status END,
+    last_error = CASE WHEN j.status = 'pending' THEN %(reason)s ELSE j.last_error END,
+    key = CASE WHEN j.status = 'pending' THEN NULL ELSE j.key END,
+    alone = j.alone AND j.status <> 'pending',
+    cancel_requested_at = {clock}(), updated_at = {clock}()
+FROM chosen c
+WHERE j.id = c.id
+RETURNING j.id, c.status AS was
+
+-- name: list_workers
+SELECT name, host, pid, version, kinds, concurrency, in_flight, started_at, problem,
+       extract(epoch FROM {clock}() - heartbeat_at)::float8 AS silent_for, extract(epoch FROM lease)::float8 AS lease,
+       heartbeat_at > {clock}() - lease AS alive
+FROM {workers} ORDER BY name
+
+-- name: oldest_due
+-- The oldest due job of each kind that has any, one probe a kind and priority (a loose index scan, as in survey_lanes).
+WITH RECURSIVE found AS (
+    (SELECT kind, priority, lane, run_at FROM {jobs} WHERE status = 'pending' ORDER BY kind, priority, lane, run_at, id LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.priority, n.lane, n.run_at
+    FROM found l
+    CROSS JOIN LATERAL (
+        SELECT kind, priority, lane, run_at FROM {jobs}
+        WHERE status = 'pending' AND (kind, priority, lane) > (l.kind, l.priority, l.lane)
+        ORDER BY kind, priority, lane, run_at, id LIMIT 1
+    ) n
+)
+SELECT kind, extract(epoch FROM {clock}() - min(run_at))::float8 AS age FROM found WHERE run_at <= {clock}()
+GROUP BY kind ORDER BY age DESC
+
+-- name: clock
+SELECT {clock}() AS now
+
+
+------------------------------------------------------------------------------------------------ the schema itself
+
+-- name: installed_version
+SELECT max(version) AS version FROM {migrations}
+
+-- name: applied_migrations
+SELECT version FROM {migrations} ORDER BY version
+
+-- name: schema_state
+SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = {schema_name}) AS has_schema,
+       to_regclass(format('%%I.migrations', {schema_name}::text)) IS NOT NULL AS has_migrations,
+       coalesce((SELECT array_agg(relname::text ORDER BY relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                 WHERE n.nspname = {schema_name} AND c.relkind IN ('r', 'p', 'v', 'm', 'f')), '{{}}') AS tables,
+       has_database_privilege(current_database(), 'CREATE') AS may_create_schema,
+       current_user::text AS role, current_setting('server_version_num')::int AS server_version
+
+-- name: migration_lock
+-- One migration at a time per installation; the lock ends with the transaction, also through a pooler.
+SELECT pg_advisory_xact_lock({migration_lock})
+
+-- name: migration_timeout
+SELECT set_config('lock_timeout', %(timeout)s, true)
+
+-- name: create_schema
+CREATE SCHEMA IF NOT EXISTS {schema}
+
+-- name: create_migrations
+CREATE TABLE IF NOT EXISTS {migrations} (
+    version    int PRIMARY KEY,
+    name       text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+
+-- name: record_migration
+INSERT INTO {migrations} (version, name) VALUES (%(version)s, %(name)s)

@@ -1,0 +1,287 @@
+"""What can be asked of the tables and done to them, each as a statement for any connection.
+
+Options are checked here, before any SQL: a caller's transaction is never broken by a bad argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from psycopg.rows import class_row, namedtuple_row
+
+from redrive.errors import InvalidOption
+from redrive.job import STATES, Job
+from redrive.payload import encode
+from redrive.settings import seconds
+from redrive.sql import query
+from redrive.statements import Statement, named
+from redrive.typed import dump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+MAX_ATTEMPTS = 2**31 - 1
+MAX_NAME = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a job is to run, checked."""
+
+    run_at: datetime | None = None
+    delay: float = 0.0
+    priority: int = 5
+    max_attempts: int = 5
+    lane: str = ""
+    expires_at: datetime | None = None
+    expires_in: float | None = None
+    metadata: str | None = None
+
+
+def options(  # noqa: PLR0913 - the signature is the documentation
+    *,
+    delay: float | timedelta | None = None,
+    run_at: datetime | None = None,
+    priority: int = 5,
+    max_attempts: int = 5,
+    lane: str = "",
+    expires_at: datetime | None = None,
+    expires_in: float | timedelta | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Options:
+    """Check what an enqueue was given.
+
+    Raises:
+        InvalidOption: naming the value and the remedy.
+    """
+    if delay is not None and run_at is not None:
+        raise InvalidOption("delay and run_at were both given: give one of them")
+    if expires_at is not None and expires_in is not None:
+        raise InvalidOption("expires_at and expires_in were both given: give one of them")
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:  # noqa: PLR2004 - the column's range
+        raise InvalidOption(f"priority is {priority!r}: must be a whole number from 0 (first) to 9 (last)")
+    if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or not 1 <= max_attempts <= MAX_ATTEMPTS:
+        raise InvalidOption(f"max_attempts is {max_attempts!r}: must be a whole number from 1 to {MAX_ATTEMPTS}")
+    return Options(
+        run_at=_instant(run_at, "run_at"),
+        delay=_wait(delay, "delay") or 0.0,
+        priority=priority,
+        max_attempts=max_attempts,
+        lane=_name(lane, "lane", empty=True),
+        expires_at=_instant(expires_at, "expires_at"),
+        expires_in=_wait(expires_in, "expires_in"),
+        metadata=None if metadata is None else encode(metadata),
+    )
+
+
+def insert(schema: str, kind: str, payload: Any, key: str | None, how: Options) -> Statement[Any]:
+    """Enqueue one job. No row in the answer: say it again, see ``insert_job``."""
+    return named(
+        "insert_job",
+        schema,
+        kind=_name(kind, "kind"),
+        payload=encode(dump(payload)),
+        key=None if key is None else _name(key, "key"),
+        **vars(how),
+    )
+
+
+def insert_many(schema: str, kind: str, chunk: Sequence[tuple[str, str | None]], how: Options) -> Statement[Any]:
+    """Enqueue a batch of encoded payloads, each with its key or None."""
+    params: dict[str, Any] = {"payloads": [row[0] for row in chunk], "keys": [row[1] for row in chunk]}
+    return named("insert_jobs", schema, kind=_name(kind, "kind"), **params, **vars(how))
+
+
+def copyable(chunk: Sequence[tuple[str, str | None]], how: Options) -> bool:
+    """Tell whether a batch needs nothing that only a query can give: a key, or a time by the database's clock."""
+    plain = Options(priority=how.priority, max_attempts=how.max_attempts, lane=how.lane)
+    return how == plain and all(key is None for _, key in chunk)
+
+
+def copy_text(kind: str, chunk: Sequence[tuple[str, str | None]], how: Options) -> str:
+    """Write a batch as the text that ``copy_jobs`` takes."""
+    before = _copied(_name(kind, "kind")) + "\t"
+    after = f"\t{how.priority}\t{how.max_attempts}\t{_copied(how.lane)}\n"
+    return "".join([before + _copied(payload) + after for payload, _ in chunk])
+
+
+def _copied(text: str) -> str:
+    escaped = text.replace("\\", "\\\\")
+    # JSON text has none of these, names may.
+    return escaped.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None) -> Iterable[tuple[str, str | None]]:
+    """Check and encode each payload, with its key; the error of a bad one names its place in the batch."""
+    for number, payload in enumerate(payloads):
+        try:
+            yield encode(dump(payload)), None if key is None else _name(key(payload), "key")
+        except InvalidOption as error:
+            raise InvalidOption(f"payloads[{number}]: {error}") from error
+        except ValueError as error:
+            error.args = (f"payloads[{number}]: {error}",)
+            raise
+
+
+def get(schema: str, job_id: int) -> Statement[Job]:
+    """Fetch a job's row."""
+    return Statement(query("get_job", schema), class_row(Job), {"id": job_id})
+
+
+def failures(schema: str, job_id: int) -> Statement[Any]:
+    """Fetch the history of a job's failed attempts, oldest first."""
+    return named("failures_of_job", schema, id=job_id)
+
+
+def list_jobs(  # noqa: PLR0913 - filters
+    schema: str,
+    *,
+    status: str | None = None,
+    kind: str | None = None,
+    key: str | None = None,
+    error: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> Statement[Job]:
+    """Fetch jobs, newest first, a page before a known id."""
+    params = {
+        "status": _state(status),
+        "kind": kind,
+        "key": key,
+        "error": _containing(error),
+        "before": before,
+        "limit": limit,
+    }
+    return Statement(query("list_jobs", schema), class_row(Job), params)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """Which dead (or failed) jobs an operator means. What isn't given doesn't matter."""
+
+    ids: Sequence[int] | None = None
+    kind: str | None = None
+    error: str | None = None
+    """Text that last_error contains, in any case."""
+    since: datetime | None = None
+    until: datetime | None = None
+    statuses: tuple[str, ...] = ("dead",)
+
+    def params(self) -> dict[str, Any]:
+        """Give the filter as parameters.
+
+        Raises:
+            InvalidOption: for a state that a job can't be sent back from, or a naive datetime.
+        """
+        for status in self.statuses:
+            if status not in ("dead", "failed"):
+                raise InvalidOption(f"status is {status!r}: only dead and failed jobs are sent back")
+        return {
+            "ids": None if self.ids is None else list(self.ids),
+            "kind": self.kind,
+            "error": _containing(self.error),
+            "since": _instant(self.since, "since"),
+            "until": _instant(self.until, "until"),
+            "statuses": list(self.statuses),
+        }
+
+
+def requeue_preview(schema: str, which: Ended) -> Statement[Any]:
+    """Count what :func:`requeue` would send back, with a sample."""
+    return named("requeue_preview", schema, **which.params())
+
+
+def requeue(schema: str, which: Ended, *, after: int, last: int, limit: int = 1000) -> Statement[Any]:
+    """Send one batch back, ids above *after* up to *last*."""
+    return named("requeue_jobs", schema, **which.params(), after=after, last=last, limit=limit)
+
+
+def cancel(  # noqa: PLR0913 - filters
+    schema: str,
+    *,
+    ids: Sequence[int] | None = None,
+    kind: str | None = None,
+    key: str | None = None,
+    reason: str = "",
+    after: int = 0,
+    limit: int = 1000,
+) -> Statement[Any]:
+    """Cancel pending jobs and ask running ones to stop; a row a job, with the state that it was in.
+
+    Raises:
+        InvalidOption: when nothing says which jobs are meant.
+    """
+    if ids is None and kind is None and key is None:
+        raise InvalidOption("cancel: say which jobs, by ids, kind or key")
+    words = f"cancelled: {reason}" if reason else "cancelled"
+    chosen = None if ids is None else list(ids)
+    return named("cancel_jobs", schema, ids=chosen, kind=kind, key=key, reason=words, after=after, limit=limit)
+
+
+def dead_groups(
+    schema: str, *, kind: str | None = None, since: datetime | None = None, limit: int = 50
+) -> Statement[Any]:
+    """Group dead jobs by kind and error."""
+    return named("dead_groups", schema, kind=kind, since=_instant(since, "since"), limit=limit)
+
+
+def counts(schema: str) -> Statement[Any]:
+    """Count jobs by kind and state."""
+    return Statement(query("count_jobs", schema), namedtuple_row)
+
+
+def workers(schema: str) -> Statement[Any]:
+    """List the worker processes and how long ago each gave a sign of life."""
+    return Statement(query("list_workers", schema), namedtuple_row)
+
+
+def oldest_due(schema: str) -> Statement[Any]:
+    """Give the age of the oldest due job of each kind that has one, in seconds."""
+    return Statement(query("oldest_due", schema), namedtuple_row)
+
+
+def _state(status: str | None) -> str | None:
+    if status is not None and status not in STATES:
+        raise InvalidOption(f"status is {status!r}: must be one of {', '.join(STATES)}")
+    return status
+
+
+def _containing(text: str | None) -> str | None:
+    if text is None:
+        return None
+    return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+
+
+def _instant(value: datetime | None, name: str) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise InvalidOption(f"{name} is {value!r}: give an aware datetime")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidOption(
+            f"{name} is the naive datetime {value.isoformat()}: say in which zone, e.g. datetime.now(timezone.utc) + timedelta(minutes=5)"
+        )
+    return value
+
+
+def _wait(value: float | timedelta | None, name: str) -> float | None:
+    if value is None:
+        return None
+    wait = seconds(value, name)
+    if not 0 <= wait <= 100 * 365 * 86_400:
+        raise InvalidOption(f"{name} is {wait:g} s: must be from 0 to a hundred years")
+    return wait
+
+
+def _name(value: Any, what: str, *, empty: bool = False) -> str:
+    if not isinstance(value, str):
+        raise InvalidOption(f"{what} is {value!r}: give text")
+    if not value and not empty:
+        raise InvalidOption(f"{what} is empty")
+    if len(value) > MAX_NAME:
+        raise InvalidOption(f"{what} has {len(value)} characters: at most {MAX_NAME}")
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidOption(f"{what} is {value!r}: NUL and lone surrogates can't be stored")
+    return value
