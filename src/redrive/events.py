@@ -238,9 +238,7 @@ EVENT_TYPES: tuple[type[Event], ...] = tuple(
 Callback = Callable[[Any], object]
 
 _lock = threading.Lock()
-_subscribers: dict[
-    type[Event], tuple[Callback, ...]
-] = {}  # tuples are replaced, never changed: emit takes no lock
+_subscribers: dict[type[Event], tuple[Callback, ...]] = {}  # tuples are replaced, never changed: emit takes no lock
 
 
 def subscribe(callback: Callback, *types: type[Event]) -> Callable[[], None]:

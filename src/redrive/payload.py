@@ -38,9 +38,7 @@ _PATH_LIMIT = 200
 
 # Without check_circular a cycle ends as RecursionError, which is found out below; without ASCII escapes the
 # text is what is stored, its size is the true one, and it suits a database in SQL_ASCII.
-_to_json = json.JSONEncoder(
-    separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
-).encode
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False).encode
 _from_json = json.JSONDecoder().raw_decode
 
 
@@ -208,9 +206,7 @@ def _problem_of_float(number: float) -> str | None:
 def _problem_of_keys(value: dict[Any, Any]) -> str | None:
     for key in value:
         if not isinstance(key, str):
-            return (
-                f"has the key {_shown(key)} ({type(key).__name__}), which JSON turns into text: use str keys"
-            )
+            return f"has the key {_shown(key)} ({type(key).__name__}), which JSON turns into text: use str keys"
         problem = _problem_of_text(key)
         if problem:
             return f"has the key {_quoted(key)}, which {problem}"

@@ -314,9 +314,7 @@ def _tuple(items: list[_Decode]) -> _Decode:
     def decode(value: Any, path: str) -> Any:
         if not isinstance(value, list) or len(value) != len(items):
             raise _mismatch(path, f"a list of {len(items)}", value)
-        return tuple(
-            item(each, f"{path}[{i}]") for i, (item, each) in enumerate(zip(items, value, strict=True))
-        )
+        return tuple(item(each, f"{path}[{i}]") for i, (item, each) in enumerate(zip(items, value, strict=True)))
 
     return decode
 
