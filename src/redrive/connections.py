@@ -108,11 +108,12 @@ class Control:
         async with self._lock:
             conn = await self.open()
             try:
-                return await self._bounded(self._say(conn, statement), timeout or self._timeout)
+                rows: list[T] = await self._bounded(self._say(conn, statement), timeout or self._timeout)
             except BaseException as error:
                 if not isinstance(error, psycopg.Error) or is_outage(error) or conn.closed:
                     self.drop()
                 raise
+            return rows
 
     async def open(self) -> psycopg.AsyncConnection[Any]:
         """Give the open connection, opening it if need be."""
@@ -180,4 +181,3 @@ class Control:
                 await asyncio.wait({task}, timeout=1.0)
             if task.done() and not task.cancelled():
                 task.exception()  # seen: the caller has been told, asyncio need not tell it again
-

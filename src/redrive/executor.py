@@ -142,7 +142,12 @@ def _judge(job: ClaimedJob, handler: Executable, error: BaseException) -> Outcom
     if not isinstance(error, Exception):
         # sys.exit(), KeyboardInterrupt, a CancelledError nobody asked for: no failure of the work, and yet no
         # reason to go on for ever. It counts as what it is, an attempt to take the worker down.
-        _log.error("handler of job %s raised %s", job.id, type(error).__name__, extra={"job": job.id, "kind": job.kind})
+        _log.error(
+            "handler of job %s raised %s",
+            job.id,
+            type(error).__name__,
+            extra={"job": job.id, "kind": job.kind},
+        )
         return Crashed(describe(error), seconds_until_retry(handler.backoff, job.crashes + 1))
     return _after_failure(job, handler, error)
 

@@ -67,7 +67,7 @@ class Handler(Generic[P, R]):
         """Look at the function once, so that no job pays for it."""
         self.is_async = _is_async(self.function)
         self.call = _caller(self.kind, self.function)
-        functools.update_wrapper(self, self.function, updated=())  # type: ignore[arg-type]
+        functools.update_wrapper(self, self.function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, as if it had not been decorated."""
@@ -102,7 +102,9 @@ class Handlers:
         for name in (handler.kind, *handler.aliases):
             if (other := self._known.get(name)) is not None:
                 where = getattr(other.function, "__qualname__", other.function)
-                raise InvalidOption(f"kind {name!r} already has a handler, {where}: give each function a kind of its own")
+                raise InvalidOption(
+                    f"kind {name!r} already has a handler, {where}: give each function a kind of its own"
+                )
         self._by_kind[handler.kind] = handler
         for name in (handler.kind, *handler.aliases):
             self._known[name] = handler
@@ -118,7 +120,9 @@ class Handlers:
             UnknownKind: listing what there is.
         """
         if (handler := self._known.get(kind)) is None:
-            raise UnknownKind(f"no handler for kind {kind!r}; there are handlers for: {', '.join(sorted(self._known)) or 'none'}")
+            raise UnknownKind(
+                f"no handler for kind {kind!r}; there are handlers for: {', '.join(sorted(self._known)) or 'none'}"
+            )
         return handler
 
     def kinds(self) -> tuple[str, ...]:
@@ -157,7 +161,7 @@ def timeout_seconds(value: float | timedelta | None) -> float | None:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    inner = inspect.unwrap(function, stop=lambda f: inspect.iscoroutinefunction(f))
+    inner = inspect.unwrap(function, stop=inspect.iscoroutinefunction)
     while isinstance(inner, functools.partial):
         inner = inner.func
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004 - asked for its kind, not whether it is there
@@ -172,7 +176,9 @@ def _caller(kind: str, function: Callable[..., Any]) -> Callable[[ClaimedJob], A
     ]
     needed = sum(parameter.default is parameter.empty for parameter in parameters)
     if needed > 2:  # noqa: PLR2004 - payload and job
-        raise InvalidOption(f"the handler of {kind!r} takes {needed} arguments: write `def {_name(function)}(payload, job)`, job may be left out")
+        raise InvalidOption(
+            f"the handler of {kind!r} takes {needed} arguments: write `def {_name(function)}(payload, job)`, or without job"
+        )
     if not parameters:
         return lambda _job: function()
     decode = _decoder(function, parameters[0])

@@ -1,7 +1,7 @@
 """The sign of life: one row a process, from a thread and a connection of its own.
 
 A blocked event loop or a busy interpreter must not look like death, and a heartbeat that works must not hide a loop
-that is stuck: the row says so. What needs the same independence turns here too: cancel requests and leases of long runs.
+that is stuck: the row says so. What needs the same independence turns here too: cancel requests, leases of long runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Heartbeat(Service):
 
     name = "heartbeat"
 
-    def __init__(  # noqa: PLR0913 - the parts of a worker meet here
+    def __init__(
         self,
         database: Database,
         control: Control,
@@ -120,7 +120,9 @@ class Heartbeat(Service):
         schema, worker = self._control.schema, self._facts["name"]
         params: dict[str, Any] = {"ids": [job.id for job in jobs], "worker": worker}
         claims = [job.claim for job in jobs]
-        found = {row.id: row for row in await self._control.run(named("cancel_requests", schema, claims=claims, **params))}
+        found = {
+            row.id: row for row in await self._control.run(named("cancel_requests", schema, claims=claims, **params))
+        }
         for job in jobs:
             row = found.get(job.id)
             if row is None:

@@ -88,7 +88,7 @@ class ClaimedJob:
         "worker",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - a row of the claim, positional by nature
         self,
         id: int,  # noqa: A002 - the column's name
         kind: str,
@@ -102,7 +102,7 @@ class ClaimedJob:
         run_at: datetime,
         created_at: datetime,
         metadata: str | None,
-        expired: bool,  # noqa: FBT001 - a row of the claim, positional by nature
+        expired: bool,  # noqa: FBT001
         alone: bool,  # noqa: FBT001
     ) -> None:
         self.id = id
@@ -193,7 +193,7 @@ class ClaimedJob:
         self._progress, self._complete = progress, complete
 
     def progress(self, value: Any) -> None:
-        """Show *value* (any JSON) as the job's progress; at most about once a second is written, the last one always."""
+        """Show *value* (any JSON) as the job's progress; the newest is written about once a second."""
         if self._progress is not None:
             self._progress(self, value)
 

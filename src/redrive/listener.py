@@ -1,8 +1,9 @@
 """Hearing: a session that LISTENs, and the sentry's lock. A hint only; without it the worker polls.
 
-The session is tested before it is trusted, since a pooler in between takes LISTEN and grants locks without meaning it.
-Of the workers that sleep one at a time is the sentry: it holds an exclusive advisory lock, by which an INSERT knows that
-somebody must be woken. The session is always drained, pinged with a hard timeout, and no transaction stays open in it.
+The session is tested before it is trusted, since a pooler in between takes LISTEN and grants locks without meaning
+it. Of the workers that sleep one at a time is the sentry: it holds an exclusive advisory lock, by which an INSERT knows
+that somebody must be woken. The session is always drained and pinged with a hard timeout; no transaction stays open
+in it.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Listener(Service):
         self._control.drop()
 
     async def _listen(self) -> bool:
-        """Open the session and test it: the same backend throughout, and a word from elsewhere arrives while it idles."""
+        """Open the session and test it: one backend throughout, and a word from elsewhere arrives while it idles."""
         schema = self._control.schema
         self._conn = await self._control.open()
         facts = self._control.facts
@@ -164,9 +165,7 @@ class Listener(Service):
                 raise psycopg.OperationalError("the listening session is closed")
             conn.pgconn.consume_input()
             while (notify := conn.pgconn.notifies()) is not None:
-                self._on_notify(
-                    psycopg.Notify(notify.relname.decode(), notify.extra.decode(), notify.be_pid)
-                )
+                self._on_notify(psycopg.Notify(notify.relname.decode(), notify.extra.decode(), notify.be_pid))
         except psycopg.Error as error:
             self._failed(error)
             self._deafen()

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg.sql import Literal
+from psycopg.sql import Composed, Literal
 
 from redrive.errors import MigrationFailed, NotMigrated
-from redrive.sql import compose, lock_key, migrations, query
+from redrive.sql import Migration, compose, lock_key, migrations, query, text_of
 from redrive.statements import named, run
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def migrate(dsn: str, schema: str = "redrive", *, on_wait: Callable[[str], None]
         conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         _prepare(conn, schema)
         return [
-            step.version
-            for step in migrations()
-            if _patiently(partial(_apply, conn, schema, step.version), on_wait)
+            step.version for step in migrations() if _patiently(partial(_apply, conn, schema, step.version), on_wait)
         ]
 
 
@@ -66,11 +64,10 @@ def script(schema: str, versions: list[int]) -> str:
         parts += [_text(query("create_schema", schema)), _text(query("create_migrations", schema))]
     for step in migrations():
         if step.version in versions:
-            record = f"INSERT INTO {{migrations}} (version, name) VALUES ({step.version}, '{step.name}')"
             parts += [
                 f"BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
                 _text(compose(step.text, schema)).rstrip().removesuffix(";"),
-                _text(compose(record, schema)) + ";\nCOMMIT",
+                _text(_record(schema, step)) + ";\nCOMMIT",
             ]
     return ";\n\n".join(parts) + ";\n" if parts else ""
 
@@ -89,7 +86,9 @@ def demand_migrated(version: int, schema: str) -> None:
     if version == 0:
         raise NotMigrated(f'schema "{schema}" is not installed in this database: run `redrive migrate`')
     if version < latest() - 1:
-        raise NotMigrated(f'schema "{schema}" is at version {version}, this redrive needs {latest() - 1}: run `redrive migrate`')
+        raise NotMigrated(
+            f'schema "{schema}" is at version {version}, this redrive needs {latest() - 1}: run `redrive migrate`'
+        )
 
 
 def _prepare(conn: psycopg.Connection[Any], schema: str) -> None:
@@ -112,13 +111,17 @@ def _apply(conn: psycopg.Connection[Any], schema: str, version: int) -> bool:
             return False
         run(conn, named("migration_timeout", schema, timeout=LOCK_TIMEOUT))
         conn.execute(compose(step.text, schema))
-        run(conn, named("record_migration", schema, version=version, name=step.name))
+        conn.execute(_record(schema, step))
     return True
 
 
 def _lock(conn: psycopg.Connection[Any], schema: str) -> None:
     key = Literal(lock_key(f"{schema} migrations"))
-    conn.execute(compose("SELECT pg_advisory_xact_lock({key})", schema, key=key))
+    conn.execute(compose(text_of("migration_lock"), schema, migration_lock=key))
+
+
+def _record(schema: str, step: Migration) -> Composed:
+    return compose(text_of("record_migration"), schema, version=Literal(step.version), name=Literal(step.name))
 
 
 def _patiently(step: Callable[[], bool], on_wait: Callable[[str], None] | None) -> bool:
@@ -173,11 +176,13 @@ def _told(schema: str) -> Iterator[None]:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         raise MigrationFailed(
-            f'{error.diag.message_primary}: the role needs CREATE on schema "{schema}"; `redrive migrate --sql` prints what to run'
+            f'{error.diag.message_primary}: the role needs CREATE on schema "{schema}"; '
+            "`redrive migrate --sql` prints what to run"
         ) from error
     except psycopg.errors.UndefinedColumn as error:
         raise MigrationFailed(
-            f'schema "{schema}" has a table "migrations" that redrive did not make: install into another schema with --schema NAME'
+            f'schema "{schema}" has a table "migrations" that redrive did not make: '
+            "install into another schema with --schema NAME"
         ) from error
 
 

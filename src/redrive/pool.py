@@ -31,7 +31,9 @@ class Pool:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[psycopg.Connection[Any]] = []
-        self._async_idle: weakref.WeakKeyDictionary[Any, list[psycopg.AsyncConnection[Any]]] = weakref.WeakKeyDictionary()
+        self._async_idle: weakref.WeakKeyDictionary[Any, list[psycopg.AsyncConnection[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
@@ -57,7 +59,11 @@ class Pool:
         idle = self._async_idle.setdefault(asyncio.get_running_loop(), [])
         while idle and not _usable(idle[-1]):
             await idle.pop().close()
-        conn = idle.pop() if idle else await psycopg.AsyncConnection.connect(self._dsn, autocommit=True, prepare_threshold=None)
+        conn = (
+            idle.pop()
+            if idle
+            else await psycopg.AsyncConnection.connect(self._dsn, autocommit=True, prepare_threshold=None)
+        )
         try:
             yield conn
         except BaseException:

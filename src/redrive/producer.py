@@ -47,7 +47,7 @@ class Producer(Service):
 
     name = "claim"
 
-    def __init__(  # noqa: PLR0913 - the parts of a worker meet here
+    def __init__(
         self,
         database: Database,
         control: Control,
@@ -216,6 +216,6 @@ class Producer(Service):
             self._loop.call_soon_threadsafe(self.wake)
 
 
-def _claimed_job(cursor: Any) -> Callable[[Sequence[Any]], ClaimedJob]:
+def _claimed_job(_cursor: Any) -> Callable[[Sequence[Any]], ClaimedJob]:
     """Make a claimed job of each row; the columns stand in the order of its parameters."""
     return lambda values: ClaimedJob(*values)

@@ -84,7 +84,10 @@ class Pruner(Service):
     async def _prune_rest(self) -> None:
         schema = self._control.schema
         keep = self._settings.retain_failures or NEVER
-        while len(await self._control.run(named("prune_failures", schema, window=self._window, failures=keep))) >= self._window:
+        while (
+            len(await self._control.run(named("prune_failures", schema, window=self._window, failures=keep)))
+            >= self._window
+        ):
             pass
         await self._control.run(named("prune_workers", schema))
         self._partitions_ready = not self._settings.archive

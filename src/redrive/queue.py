@@ -22,7 +22,7 @@ from redrive.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
-    from datetime import datetime, timedelta
+    from datetime import timedelta
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Queue:
 
     # -- handlers
 
-    def handler(  # noqa: PLR0913 - the signature is the documentation
+    def handler(
         self,
         kind: str | None = None,
         *,
@@ -74,7 +74,9 @@ class Queue:
         """
         store.options(priority=priority, max_attempts=max_attempts)
         if backoff is not None and not callable(backoff):
-            raise InvalidOption(f"backoff is {backoff!r}: give a callable attempt -> seconds, e.g. redrive.backoff.exponential()")
+            raise InvalidOption(
+                f"backoff is {backoff!r}: give a callable attempt -> seconds, e.g. redrive.backoff.exponential()"
+            )
 
         def register(function: Callable[P, R]) -> Handler[P, R]:
             handler = Handler(
@@ -111,10 +113,11 @@ class Queue:
 
         Args:
             kind: which handler is to run it; no handler need be known here.
-            payload: any JSON value, or an instance of the type that the handler's parameter is annotated with; ``{}`` if None.
+            payload: any JSON value, or an instance of what the handler's parameter is annotated with; ``{}`` if None.
             connection: the caller's psycopg connection. Its transaction is never begun, ended or broken.
             key: at most one pending or running job has it; a second enqueue answers with the first's id.
-            options: ``delay``, ``run_at``, ``priority``, ``max_attempts``, ``lane``, ``expires_at``, ``expires_in``, ``metadata``.
+            options: ``delay``, ``run_at``, ``priority``, ``max_attempts``, ``lane``, ``expires_at``, ``expires_in``,
+                ``metadata``.
 
         Raises:
             InvalidPayload: before any SQL, with the path of the value that can't be stored as it is.
@@ -214,14 +217,20 @@ class Queue:
         """
         found: dict[int, str] = {}
         while True:
-            batch = store.cancel(self.schema, ids=ids or None, kind=kind, key=key, reason=reason, after=max(found, default=0))
+            batch = store.cancel(
+                self.schema, ids=ids or None, kind=kind, key=key, reason=reason, after=max(found, default=0)
+            )
             rows = self.ask(batch, connection)
             found |= {row.id: row.was for row in rows}
             if len(rows) < batch.params["limit"]:  # type: ignore[index]
                 return found
 
     def requeue(
-        self, which: store.Ended, *, connection: psycopg.Connection[Any] | None = None, on_batch: Callable[[int], None] | None = None
+        self,
+        which: store.Ended,
+        *,
+        connection: psycopg.Connection[Any] | None = None,
+        on_batch: Callable[[int], None] | None = None,
     ) -> list[int]:
         """Send dead jobs back with a fresh budget, their history kept, in guarded batches; lists those that moved."""
         [preview] = self.ask(store.requeue_preview(self.schema, which), connection)
@@ -329,7 +338,8 @@ class Queue:
     @staticmethod
     def _unsettled(kind: str) -> InvalidOption:
         return InvalidOption(
-            f"the key of this {kind!r} job belongs to one that this transaction's snapshot can't see: enqueue in READ COMMITTED"
+            f"the key of this {kind!r} job belongs to one that this transaction's snapshot can't see: "
+            "enqueue in READ COMMITTED"
         )
 
     def _bulk(
@@ -338,7 +348,13 @@ class Queue:
         rows = iter(store.encoded(payloads, key))
         return self._options(kind, options), iter(lambda: list(islice(rows, CHUNK)), [])
 
-    def _write_chunk(self, conn: psycopg.Connection[Any], kind: str, chunk: list[tuple[str, str | None]], how: store.Options) -> int:
+    def _write_chunk(
+        self,
+        conn: psycopg.Connection[Any],
+        kind: str,
+        chunk: list[tuple[str, str | None]],
+        how: store.Options,
+    ) -> int:
         if not store.copyable(chunk, how):
             return len(run(conn, store.insert_many(self.schema, kind, chunk, how)))
         with conn.cursor() as cursor, cursor.copy(query("copy_jobs", self.schema)) as copy:
@@ -346,7 +362,11 @@ class Queue:
         return len(chunk)
 
     async def _awrite_chunk(
-        self, conn: psycopg.AsyncConnection[Any], kind: str, chunk: list[tuple[str, str | None]], how: store.Options
+        self,
+        conn: psycopg.AsyncConnection[Any],
+        kind: str,
+        chunk: list[tuple[str, str | None]],
+        how: store.Options,
     ) -> int:
         if not store.copyable(chunk, how):
             return len(await arun(conn, store.insert_many(self.schema, kind, chunk, how)))

@@ -31,7 +31,14 @@ class Reaper(Service):
 
     name = "reaper"
 
-    def __init__(self, database: Database, control: Control, heartbeat: Heartbeat, settings: Settings, on_dead: Callable[[JobDied], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        control: Control,
+        heartbeat: Heartbeat,
+        settings: Settings,
+        on_dead: Callable[[JobDied], None],
+    ) -> None:
         super().__init__(database)
         self._control = control
         self._heartbeat = heartbeat
@@ -82,7 +89,12 @@ class Reaper(Service):
         return max(len(reaped), len(buried))
 
     def _tell(self, row: Any) -> None:
-        job: dict[str, Any] = {"id": row.id, "kind": row.kind, "attempt": row.attempts, "worker": self.database.worker}
+        job: dict[str, Any] = {
+            "id": row.id,
+            "kind": row.kind,
+            "attempt": row.attempts,
+            "worker": self.database.worker,
+        }
         if row.status == "dead":
             died = JobDied(**job, duration=0.0, error="WorkerLost" if row.worker else "", reason=row.reason)
             emit(died)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0
 PREFIX = "REDRIVE_"
+LONGEST_NAME = 63
+"""Bytes of an identifier in Postgres."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +66,28 @@ class Settings:
         Raises:
             InvalidOption: naming the value and the remedy.
         """
-        if not self.schema or len(self.schema.encode()) > 63 or "\0" in self.schema:
-            raise InvalidOption(f"schema {self.schema!r}: must be a name of 1 to 63 bytes")
+        if not self.schema or len(self.schema.encode()) > LONGEST_NAME or "\0" in self.schema:
+            raise InvalidOption(f"schema {self.schema!r}: must be a name of 1 to {LONGEST_NAME} bytes")
         for name in ("concurrency", "max_crashes"):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"{name} is {getattr(self, name)}: must be at least 1")
         for name in ("lease", "poll", "foreign_lease"):
             if not getattr(self, name) > 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must be more than 0")
-        for name in ("grace", "heartbeat", "exit_on_db_loss", "retain_succeeded", "retain_failed", "retain_dead", "retain_failures"):
+        for name in (
+            "grace",
+            "heartbeat",
+            "exit_on_db_loss",
+            "retain_succeeded",
+            "retain_failed",
+            "retain_dead",
+            "retain_failures",
+        ):
             if not getattr(self, name) >= 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must not be negative")
         if self.heartbeat > self.lease / 3 + 1e-9:
             raise InvalidOption(
-                f"heartbeat is {self.heartbeat:g} s and lease {self.lease:g} s: a worker must beat at least three times in a lease; "
+                f"heartbeat is {self.heartbeat:g} s and lease {self.lease:g} s: a lease must see three beats; "
                 f"set heartbeat to {self.lease / 3:g} s or less, or leave it out"
             )
 
@@ -109,7 +119,7 @@ def load(given: Mapping[str, Any] | None = None, environment: Mapping[str, str] 
 
 
 def seconds(value: Any, name: str) -> float:
-    """Read a duration: seconds as a number or its text, a timedelta, or text with a unit (``90s``, ``5m``, ``2h``, ``7d``).
+    """Read a duration: seconds as a number, a timedelta, or text with a unit (``90s``, ``5m``, ``2h``, ``7d``).
 
     Raises:
         InvalidOption: when it is none of these.
@@ -124,7 +134,9 @@ def seconds(value: Any, name: str) -> float:
     try:
         return float(text.removesuffix(suffix)) * unit[suffix or "s"]
     except (KeyError, ValueError):
-        raise InvalidOption(f"{name} is {value!r}: give seconds, or a number with a unit like 90s, 5m, 2h, 7d") from None
+        raise InvalidOption(
+            f"{name} is {value!r}: give seconds, or a number with a unit like 90s, 5m, 2h, 7d"
+        ) from None
 
 
 def _read(name: str, value: Any, source: str) -> Any:

@@ -1,7 +1,7 @@
 """Where claimed jobs wait and run: a deque, long-lived slots that feed from it, threads for sync handlers.
 
-No task is made for a job and no thread hop for a run of sync jobs: a slot lends itself to a thread, which goes on taking
-sync jobs until the next in line is not one. Nothing here knows the database; a finished job goes to a callable.
+No task is made for a job and no thread hop for a run of sync jobs: a slot lends itself to a thread, which goes on
+taking sync jobs until the next in line is not one. Nothing here knows the database; a finished job goes to a callable.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Slots:
                     self._begin(job)
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the worker went without us
-                self._loop.call_soon_threadsafe(lambda: back.done() or back.set_result(None))
+                self._loop.call_soon_threadsafe(_set, back)
 
     def _next(self, *, sync_only: bool = False) -> ClaimedJob | None:
         # From several threads: popleft is atomic, and the wrong one is put back where it was.
@@ -261,9 +261,7 @@ class Slots:
         for _ in range(len(self._ready) + (self._alone is not None)):
             if not self._idle:
                 return
-            waiter = self._idle.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+            _set(self._idle.popleft())
 
     async def _wait(self) -> None:
         waiter: asyncio.Future[None] = self._loop.create_future()
@@ -273,3 +271,8 @@ class Slots:
     def _limit(self, job: ClaimedJob) -> float | None:
         handler = self._handlers.get(job.kind)
         return handler.timeout if handler is not None else None
+
+
+def _set(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

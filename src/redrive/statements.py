@@ -5,10 +5,10 @@ The whole of the sync/async question is the two runners below. A statement never
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from psycopg.rows import class_row, dict_row, namedtuple_row, scalar_row
+from psycopg.rows import namedtuple_row
 
 from redrive.sql import query
 

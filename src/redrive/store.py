@@ -40,7 +40,7 @@ class Options:
     metadata: str | None = None
 
 
-def options(  # noqa: PLR0913 - the signature is the documentation
+def options(
     *,
     delay: float | timedelta | None = None,
     run_at: datetime | None = None,
@@ -135,7 +135,7 @@ def failures(schema: str, job_id: int) -> Statement[Any]:
     return named("failures_of_job", schema, id=job_id)
 
 
-def list_jobs(  # noqa: PLR0913 - filters
+def list_jobs(
     schema: str,
     *,
     status: str | None = None,
@@ -198,7 +198,7 @@ def requeue(schema: str, which: Ended, *, after: int, last: int, limit: int = 10
     return named("requeue_jobs", schema, **which.params(), after=after, last=last, limit=limit)
 
 
-def cancel(  # noqa: PLR0913 - filters
+def cancel(
     schema: str,
     *,
     ids: Sequence[int] | None = None,
@@ -261,7 +261,8 @@ def _instant(value: datetime | None, name: str) -> datetime | None:
         raise InvalidOption(f"{name} is {value!r}: give an aware datetime")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidOption(
-            f"{name} is the naive datetime {value.isoformat()}: say in which zone, e.g. datetime.now(timezone.utc) + timedelta(minutes=5)"
+            f"{name} is the naive datetime {value.isoformat()}: say in which zone, "
+            "e.g. datetime.now(timezone.utc) + timedelta(minutes=5)"
         )
     return value
 

@@ -1,7 +1,7 @@
 """One worker process: starts the services, stops them in the right order, and knows nothing else.
 
-Order of the end: claim nothing more, hand back what has not begun, let what runs finish within the grace, then stop it and
-hand it back, write what is left, and only then fall silent. The heartbeat stops last.
+Order of the end: claim nothing more, hand back what has not begun, let what runs finish within the grace, then stop it
+and hand it back, write what is left, and only then fall silent. The heartbeat stops last.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import string
-import threading
 import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from redrive.connections import Control, is_outage
-from redrive.errors import InvalidOption, LeaseLost, NoDatabase, NotMigrated
+from redrive.errors import InvalidOption, LeaseLost, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
 from redrive.heartbeat import Heartbeat
 from redrive.listener import Listener, NoListener
@@ -28,6 +27,7 @@ from redrive.migrate import demand_migrated
 from redrive.payload import encode_result
 from redrive.producer import Producer
 from redrive.pruner import Pruner
+from redrive.pulse import Pulse
 from redrive.reaper import Reaper
 from redrive.service import FOR_EVER, Database, Service
 from redrive.slots import Slots
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 WATCH_EVERY = 0.1
 LAST_WORDS = 5.0
-"""Seconds in which the last outcomes must be written once the handlers have ended; a database that is gone gets no more."""
+"""Seconds in which the last outcomes must be written once the handlers have ended."""
 COOPERATION = 0.3
 """Seconds that stopped handlers have to come to an end before their jobs are handed back under their feet."""
 LATE = 15.0
@@ -68,7 +68,9 @@ class Worker:
                 handlers.demand(kind)
             self.kinds = settings.kinds
         if not self.kinds:
-            raise InvalidOption("this queue has no handlers: decorate a function with @queue.handler(\"kind\") before the worker starts")
+            raise InvalidOption(
+                'this queue has no handlers: decorate a function with @queue.handler("kind") before the worker starts'
+            )
         self.database = Database(self.name)
         self.running_threads = False
         """Whether handlers were left running in threads at the end: the process must exit to be rid of them."""
@@ -77,7 +79,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def stop(self) -> None:
-        """Ask for the end; asked twice, running jobs are handed back at once. Safe from any thread and signal handler."""
+        """Ask for the end; asked twice, running jobs are handed back at once. Safe from any thread."""
         self._stop_asked += 1
         if self._loop is not None and self._stopping is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
@@ -89,20 +91,22 @@ class Worker:
             NotMigrated: when the schema is missing or too old.
             NoDatabase: when the database was away longer than ``exit_on_db_loss``.
         """
-        self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
+        self._loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._stopping = stopping
         if self._stop_asked:
-            self._stopping.set()
+            stopping.set()
         self._build()
         try:
-            await self._demand_migrated()
-            if not self._stopping.is_set():
-                await self._work(once=once)
+            await self._demand_migrated(stopping)
+            if not stopping.is_set() and not self._away_too_long():
+                await self._work(stopping, once=once)
         finally:
             for control in (self._claim, self._write, self._listen):
                 control.drop()
         if self._away_too_long():
-            raise NoDatabase(f"the database was away for more than {self.settings.exit_on_db_loss:g} s: {self.database.error}")
+            raise NoDatabase(
+                f"the database was away for more than {self.settings.exit_on_db_loss:g} s: {self.database.error}"
+            )
 
     # -- parts
 
@@ -160,142 +164,83 @@ class Worker:
 
     # -- life
 
-    async def _work(self, *, once: bool) -> None:
-        assert self._stopping is not None  # noqa: S101 - set by run()
-        quiet = Quiet()
-        pulse = threading.Thread(target=self._live, args=(quiet,), name="redrive-heartbeat", daemon=True)
+    async def _work(self, stopping: asyncio.Event, *, once: bool) -> None:
+        pulse = Pulse((self.heartbeat, self.reaper), self._beat.drop)
         pulse.start()
-        ends = {service: asyncio.Event() for service in (self.producer, self.writer, self.listener, self.pruner, self.watch)}
-        tasks = {service: asyncio.create_task(service.run(end), name=f"redrive {service.name}") for service, end in ends.items()}
+        parts: list[Service] = [self.producer, self.writer, self.listener, self.pruner, self.watch]
+        turning = {part: Turning(part) for part in parts}
         self.slots.start()
         emit(WorkerStarted(worker=self.name, kinds=self.kinds, concurrency=self.settings.concurrency))
         try:
-            await (self._until_drained() if once else self._stopping.wait())
+            await (self._until_drained(stopping) if once else stopping.wait())
         finally:
-            handed_back = await asyncio.shield(asyncio.ensure_future(self._wind_down(ends, tasks, quiet, pulse)))
+            handed_back = await asyncio.shield(asyncio.ensure_future(self._wind_down(turning, pulse)))
             emit(WorkerStopped(worker=self.name, handed_back=handed_back))
 
-    async def _wind_down(
-        self,
-        ends: dict[Service, asyncio.Event],
-        tasks: dict[Service, asyncio.Task[None]],
-        quiet: Quiet,
-        pulse: threading.Thread,
-    ) -> int:
-        settings = self.settings
+    async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
-        await self._end(self.producer, ends, tasks)
-        await self._end(self.pruner, ends, tasks)
+        await turning[self.producer].end()
+        await turning[self.pruner].end()
         unstarted = self.slots.take_unstarted()
         self.writer.hand_back(unstarted)
         self.slots.tell_all()
-        end = time.monotonic() + settings.grace
-        while not self.slots.empty and time.monotonic() < end and self._stop_asked < 2:  # noqa: PLR2004 - asked twice
-            await asyncio.sleep(0.02)
+        await _until(lambda: self.slots.empty or self._stop_asked > 1, self.settings.grace)
         self.slots.stop_all()
-        end = time.monotonic() + COOPERATION
-        while not self.slots.empty and time.monotonic() < end:
-            await asyncio.sleep(0.01)
+        await _until(lambda: self.slots.empty, COOPERATION)
         left = list(self.slots.running.values())
         self.running_threads = bool(left)
         self.writer.hand_back(left)
-        end = time.monotonic() + LAST_WORDS
-        while not self.writer.idle and time.monotonic() < end and not self._hopeless(end):
-            self.writer.wake()
-            await asyncio.sleep(0.01)
+        await _until(lambda: self.writer.idle or self._hopeless(), LAST_WORDS)
+        await pulse.stop()  # before the worker's row goes: a last beat would bring it back
         if not self.database.away_since:
-            await self._say_goodbye(quiet, pulse)
-        await self._end(self.watch, ends, tasks)
-        await self._end(self.listener, ends, tasks)
+            await self._say_goodbye()
+        for part in (self.watch, self.listener, self.writer):
+            await turning[part].end()
         await self.listener.close()
-        await self._end(self.writer, ends, tasks)
         await self.slots.close()
-        quiet.fall()
-        await asyncio.to_thread(pulse.join, 2.0)
         self._hooks.close()
         return len(unstarted) + len(left)
 
-    def _hopeless(self, end: float) -> bool:
-        """The database is gone: what is not written now is found by the reapers of others."""
-        return bool(self.database.away_since) and (self._stop_asked > 1 or time.monotonic() > end - LAST_WORDS + 2.0)
+    def _hopeless(self) -> bool:
+        """The database is gone: what isn't written now is found by the reapers of others."""
+        return bool(self.database.away_since) and (self._stop_asked > 1 or self._away_too_long())
 
-    async def _end(self, service: Service, ends: dict[Service, asyncio.Event], tasks: dict[Service, asyncio.Task[None]]) -> None:
-        ends[service].set()
-        service.wake()
-        await asyncio.wait({tasks[service]}, timeout=2.0)
-        if not tasks[service].done():
-            tasks[service].cancel()
-            await asyncio.wait({tasks[service]}, timeout=1.0)
-
-    async def _say_goodbye(self, quiet: Quiet, pulse: threading.Thread) -> None:
-        quiet.fall()
-        await asyncio.to_thread(pulse.join, 2.0)
+    async def _say_goodbye(self) -> None:
         try:
             await self.producer.hand_back_strays()
             await self._claim.run(named("leave", self.settings.schema, name=self.name), timeout=2.0)
-        except (psycopg.Error, OSError, NoDatabase, TimeoutError) as error:
+        except (psycopg.Error, OSError, NoDatabase) as error:
             _log.debug("no goodbye: %s", error)
 
-    def _live(self, quiet: Quiet) -> None:
-        """Run heartbeat and reaper in this thread, on a loop of their own, until quiet falls."""
+    async def _until_drained(self, stopping: asyncio.Event) -> None:
+        def quiet() -> bool:
+            return self.slots.empty and self.writer.idle
 
-        async def turn() -> None:
-            end = quiet.begin()
-            services = (self.heartbeat, self.reaper)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    running = [group.create_task(service.run(end)) for service in services]
-                    await end.wait()
-                    for service in services:
-                        service.wake()
-                    await asyncio.wait(running, timeout=1.0)
-                    for task in running:
-                        task.cancel()
-            finally:
-                self._beat.drop()
+        while not stopping.is_set():
+            await _until(lambda: quiet() or stopping.is_set())
+            self.producer.nothing_due = False
+            self.producer.wake()
+            await _until(lambda: self.producer.nothing_due or not self.slots.empty or stopping.is_set())
+            if self.producer.nothing_due and quiet():
+                return
 
-        asyncio.run(turn())
-
-    async def _until_drained(self) -> None:
-        assert self._stopping is not None  # noqa: S101 - set by run()
-        while not self._stopping.is_set():
-            if self.slots.empty and self.writer.idle:
-                self.producer.nothing_due = False
-                self.producer.wake()
-                while not self.producer.nothing_due and self.slots.empty and not self._stopping.is_set():
-                    await asyncio.sleep(0.01)
-                if self.producer.nothing_due and self.slots.empty and self.writer.idle:
-                    return
-            await asyncio.sleep(0.01)
-
-    async def _demand_migrated(self) -> None:
-        assert self._stopping is not None  # noqa: S101 - set by run()
+    async def _demand_migrated(self, stopping: asyncio.Event) -> None:
         pause = 0.1
-        while not self._stopping.is_set():
+        while not stopping.is_set() and not self._away_too_long():
             try:
                 [row] = await self._claim.run(named("installed_version", self.settings.schema))
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 demand_migrated(0, self.settings.schema)
-            except Exception as error:
+            except (psycopg.Error, OSError, NoDatabase) as error:
                 if not is_outage(error):
                     raise
                 self.database.lost("start", error)
-                if self._away_too_long():
-                    return
                 pause = min(5.0, pause * 2)
-                await self._rest(pause)
+                await _until(stopping.is_set, pause)
             else:
                 self.database.answered("start")
                 demand_migrated(row.version or 0, self.settings.schema)
                 return
-
-    async def _rest(self, seconds: float) -> None:
-        assert self._stopping is not None  # noqa: S101 - set by run()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass
 
     # -- what handlers and operators ask
 
@@ -328,7 +273,7 @@ class Worker:
         def call() -> None:
             try:
                 hook(event)
-            except Exception:
+            except Exception:  # the user's code, in a thread of ours
                 _log.exception("on_dead of kind %s raised", event.kind, extra={"kind": event.kind, "job": event.id})
 
         self._hooks.submit(call)
@@ -375,29 +320,29 @@ class Watch(Service):
         return WATCH_EVERY
 
 
-class Quiet:
-    """The end of the heartbeat's thread, to be called for from another thread."""
+class Turning:
+    """A service that turns as a task, and its end."""
 
-    def __init__(self) -> None:
-        self._fallen = False
-        self._lock = threading.Lock()
-        self._call: Callable[[], Any] = lambda: None
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._stopping = asyncio.Event()
+        self._task = asyncio.create_task(service.run(self._stopping), name=f"redrive {service.name}")
 
-    def begin(self) -> asyncio.Event:
-        """Make the event in the thread's own loop."""
-        event, loop = asyncio.Event(), asyncio.get_running_loop()
-        with self._lock:
-            if self._fallen:
-                event.set()
-            self._call = lambda: loop.call_soon_threadsafe(event.set)
-        return event
+    async def end(self) -> None:
+        """Let the service end its round, and cancel it where that takes too long."""
+        self._stopping.set()
+        self._service.wake()
+        await asyncio.wait({self._task}, timeout=2.0)
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1.0)
 
-    def fall(self) -> None:
-        """End it."""
-        with self._lock:
-            if not self._fallen:
-                self._fallen = True
-                self._call()
+
+async def _until(condition: Callable[[], bool], seconds: float = float("inf")) -> None:
+    """Wait for *condition*, at most *seconds*. Polled: what is waited for changes in other threads too."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:  # noqa: ASYNC110 - see above
+        await asyncio.sleep(0.01)
 
 
 def worker_name() -> str:

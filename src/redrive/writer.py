@@ -122,15 +122,23 @@ class Writer(Service):
         self.wake()
 
     def _take(self) -> list[Finished]:
-        taken = []
+        taken: list[Finished] = []
         while self._done and len(taken) < BATCH:
             taken.append(self._done.popleft())
         return sorted(taken, key=lambda finished: int(finished.job.id))
 
     async def _write(self, batch: Sequence[Finished]) -> None:
         completed = [one for one in batch if one.job.completed]
-        plain = [one for one in batch if one.outcome.__class__ is Succeeded and one.outcome.result is None and not one.job.completed]
-        others = [one for one in batch if not (one.outcome.__class__ is Succeeded and one.outcome.result is None) and not one.job.completed]
+        plain = [
+            one
+            for one in batch
+            if one.outcome.__class__ is Succeeded and one.outcome.result is None and not one.job.completed
+        ]
+        others = [
+            one
+            for one in batch
+            if not (one.outcome.__class__ is Succeeded and one.outcome.result is None) and not one.job.completed
+        ]
         if completed:
             others += await self._rolled_back(completed)
         again, self._tried = self._tried, True
@@ -144,8 +152,16 @@ class Writer(Service):
             await self._finish(sorted(others, key=lambda one: int(one.job.id)), again=again)
 
     async def _succeed(self, batch: Sequence[Finished]) -> set[int]:
-        params: dict[str, Any] = {"ids": [one.job.id for one in batch], "claims": [one.job.claim for one in batch]}
-        return {row.id for row in await self._control.run(named("succeed_jobs", self._control.schema, worker=self._worker, **params))}
+        params: dict[str, Any] = {
+            "ids": [one.job.id for one in batch],
+            "claims": [one.job.claim for one in batch],
+        }
+        return {
+            row.id
+            for row in await self._control.run(
+                named("succeed_jobs", self._control.schema, worker=self._worker, **params)
+            )
+        }
 
     async def _finish(self, batch: Sequence[Finished], *, again: bool) -> None:
         try:
@@ -195,8 +211,16 @@ class Writer(Service):
         return back
 
     async def _written(self, batch: Sequence[Finished]) -> set[int]:
-        params: dict[str, Any] = {"ids": [one.job.id for one in batch], "claims": [one.job.claim for one in batch]}
-        return {row.id for row in await self._control.run(named("was_written", self._control.schema, worker=self._worker, **params))}
+        params: dict[str, Any] = {
+            "ids": [one.job.id for one in batch],
+            "claims": [one.job.claim for one in batch],
+        }
+        return {
+            row.id
+            for row in await self._control.run(
+                named("was_written", self._control.schema, worker=self._worker, **params)
+            )
+        }
 
     async def _not_ours(self, batch: Sequence[Finished], *, again: bool) -> None:
         written = await self._written(batch) if again else set()
@@ -251,13 +275,19 @@ class Writer(Service):
                 emit(_event(JobSnoozed, one, delay=delay))
             case HandedBack(), _:
                 emit(_event(JobHandedBack, one))
-            case (Retried(delay=delay) | Crashed(delay=delay)), _:
+            case ((Retried(delay=delay) | Crashed(delay=delay)), _):
                 emit(_event(JobRetried, one, delay=delay, error=_error(one.outcome)))
 
 
 def _event(event: Any, one: Finished, **more: Any) -> Any:
     job = one.job
-    known = {"id": job.id, "kind": job.kind, "attempt": job.attempt, "worker": job.worker, "duration": one.duration or 0.0}
+    known = {
+        "id": job.id,
+        "kind": job.kind,
+        "attempt": job.attempt,
+        "worker": job.worker,
+        "duration": one.duration or 0.0,
+    }
     wanted = event.__dataclass_fields__
     return event(**{name: value for name, value in (known | more).items() if name in wanted})
 
@@ -270,17 +300,21 @@ def _error(outcome: Outcome) -> str:
 def _in_ascii(one: Finished) -> Finished:
     """Spell an outcome in ASCII, for a database whose encoding has no room for its text."""
 
-    def spelt(text: str | None) -> str | None:
-        return text and text.encode("ascii", "backslashreplace").decode()
+    def spelt(text: str) -> str:
+        return text.encode("ascii", "backslashreplace").decode()
 
     outcome = one.outcome
     match outcome:
-        case Succeeded(result=result):
+        case Succeeded(result=str(result)):
             return replace(one, outcome=Succeeded(spelt(result)))
         case Retried() | Failed() | Died() | Crashed():
             failure = outcome.failure
-            names = ("message", "traceback", "last_error")
-            plain = replace(failure, **{name: spelt(getattr(failure, name)) for name in names})
+            plain = replace(
+                failure,
+                message=spelt(failure.message),
+                traceback=spelt(failure.traceback),
+                last_error=spelt(failure.last_error),
+            )
             return replace(one, outcome=replace(outcome, failure=plain))
         case _:
             return one

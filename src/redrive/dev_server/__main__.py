@@ -21,9 +21,7 @@ ENDS = {signal.SIGINT, signal.SIGTERM}
 def main() -> int:
     """Start the server, run the command, stop the server; the command's exit code is ours."""
     parser = argparse.ArgumentParser(prog="python -m redrive.dev_server", description=__doc__)
-    parser.add_argument(
-        "--directory", type=Path, help="keep the cluster there; others may share it meanwhile"
-    )
+    parser.add_argument("--directory", type=Path, help="keep the cluster there; others may share it meanwhile")
     parser.add_argument("command", nargs="*", help="what to run, after --")
     given = parser.parse_args()
     try:

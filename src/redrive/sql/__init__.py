@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, LiteralString, cast
+from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
@@ -44,20 +44,18 @@ def _folder() -> Traversable:
 def migrations() -> tuple[Migration, ...]:
     """List the migrations in the order in which they run."""
     found = (path for path in _folder().joinpath("migrations").iterdir() if path.name.endswith(".sql"))
-    steps = (
-        Migration(int(path.name[:4]), path.name[5:-4], path.read_text(encoding="utf-8")) for path in found
-    )
+    steps = (Migration(int(path.name[:4]), path.name[5:-4], path.read_text(encoding="utf-8")) for path in found)
     return tuple(sorted(steps, key=lambda step: step.version))
 
 
 def channel(schema: str, worker: str = "") -> str:
-    """Name the notification channel of an installation, or of one worker in it: short, whatever the schema is called."""
+    """Name the notification channel of an installation, or of one worker in it; short, whatever those are called."""
     digest = hashlib.sha256(f"{schema}\0{worker}".encode()).hexdigest()
     return f"redrive_{digest[:20]}"
 
 
 def lock_key(schema: str) -> int:
-    """Give the advisory lock that the sentry of an installation holds: a signed 64-bit number of ours and the schema."""
+    """Give the advisory lock that the sentry of an installation holds: a signed 64-bit number of ours."""
     return int.from_bytes(hashlib.sha256(f"redrive sentry {schema}".encode()).digest()[:8], "big", signed=True)
 
 
@@ -83,8 +81,7 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
 
 def compose(text: str, schema: str, **more: Identifier | Literal) -> Composed:
     """Put the installation's names into *text*."""
-    # The text is one of our own files, which is what LiteralString wants to be sure of.
-    return SQL(cast("LiteralString", text)).format(**_names(schema), **more)
+    return SQL(text).format(**_names(schema), **more)
 
 
 def text_of(name: str) -> str:

@@ -648,4 +648,4 @@ CREATE TABLE IF NOT EXISTS {migrations} (
 )
 
 -- name: record_migration
-INSERT INTO {migrations} (version, name) VALUES (%(version)s, %(name)s)
+INSERT INTO {migrations} (version, name) VALUES ({version}, {name})
