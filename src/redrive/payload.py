@@ -32,6 +32,7 @@ MAX_DEPTH = 500
 """Lists and dicts within each other. Python's own reader gives up at about twice this."""
 
 _MAX_DIGITS = 4300  # of an int that Python reads back, unless told otherwise
+_TOO_LONG = 10**_MAX_DIGITS  # takes longer to compute than all the rest of a check
 _RESULT_DEPTH = 100
 _REPR_LIMIT = 500
 _PATH_LIMIT = 200
@@ -53,7 +54,7 @@ def encode(payload: Any, *, limit: int = PAYLOAD_LIMIT) -> str:
     try:
         text = _to_json(payload)
         size = len(text) if text.isascii() else len(text.encode())
-        if "\\u0000" in text or "e+" in text or (len(text) > 2 * MAX_DEPTH and _suspicious(text)):
+        if "\\u0000" in text or "e+" in text or (len(text) > 2 * MAX_DEPTH and _suspicious(text, payload)):
             _find_fault(payload)
         equal = size > limit or bool(_from_json(text)[0] == payload)
     except InvalidPayload:
@@ -86,7 +87,7 @@ def encode_result(value: Any, *, limit: int = RESULT_LIMIT) -> str | None:
     try:
         text = _to_json(value)
         size = _size(text)
-        clean = "\\u0000" not in text and not _may_be_deep(text)
+        clean = "\\u0000" not in text and not _is_deep(text, value)
     except Exception:  # noqa: BLE001 - the job is done, whatever it returned
         clean = False
     if not clean:
@@ -105,14 +106,23 @@ def _size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _may_be_deep(text: str) -> bool:
-    return len(text) > 2 * MAX_DEPTH and text.count("[") + text.count("{") > MAX_DEPTH
+def _is_deep(text: str, value: Any) -> bool:
+    """Measure the depth of what became *text*, layer by layer, where it has brackets enough to be deep at all."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    layer = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [each.values() if isinstance(each, dict) else each for each in layer if isinstance(each, (dict, list))]
+        layer = [each for items in inner for each in items]
+        if not layer:
+            return False
+    return any(isinstance(each, (dict, list)) for each in layer)
 
 
-def _suspicious(text: str) -> bool:
+def _suspicious(text: str, value: Any) -> bool:
     """Suspect great depth, or an int that this process may write but no worker with Python's limit read."""
     unlimited = sys.get_int_max_str_digits() != _MAX_DIGITS
-    return _may_be_deep(text) or (unlimited and len(text) > _MAX_DIGITS)
+    return (unlimited and len(text) > _MAX_DIGITS) or _is_deep(text, value)
 
 
 class _Node(NamedTuple):
@@ -174,7 +184,7 @@ def _problem(node: _Node) -> str | None:  # noqa: PLR0911 - one rule a line
     if isinstance(value, str):
         return _problem_of_text(value)
     if isinstance(value, int):
-        if abs(value) >= 10**_MAX_DIGITS:
+        if abs(value) >= _TOO_LONG:
             return f"is an int of over {_MAX_DIGITS} digits, which Python does not read back: pass it as text"
         return None
     if isinstance(value, float):
@@ -251,7 +261,7 @@ def _mended(value: Any, depth: int) -> Any:  # noqa: C901, PLR0911 - one rule a 
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int):
-        return value if abs(value) < 10**_MAX_DIGITS else f"<int of {value.bit_length()} bits>"
+        return value if abs(value) < _TOO_LONG else f"<int of {value.bit_length()} bits>"
     if isinstance(value, Enum):
         return _mended(value.value, depth + 1)
     if isinstance(value, (date, time)):
