@@ -177,7 +177,8 @@ def _caller(kind: str, function: Callable[..., Any]) -> Callable[[ClaimedJob], A
     needed = sum(parameter.default is parameter.empty for parameter in parameters)
     if needed > 2:  # noqa: PLR2004 - payload and job
         raise InvalidOption(
-            f"the handler of {kind!r} takes {needed} arguments: write `def {_name(function)}(payload, job)`, or without job"
+            f"the handler of {kind!r} takes {needed} arguments: write `def {_name(function)}(payload, job)`, "
+            "or without job"
         )
     if not parameters:
         return lambda _job: function()

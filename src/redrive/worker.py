@@ -273,7 +273,7 @@ class Worker:
         def call() -> None:
             try:
                 hook(event)
-            except Exception:  # the user's code, in a thread of ours
+            except Exception:  # noqa: BLE001 - the user's code, logged
                 _log.exception("on_dead of kind %s raised", event.kind, extra={"kind": event.kind, "job": event.id})
 
         self._hooks.submit(call)

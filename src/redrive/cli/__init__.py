@@ -1,0 +1,62 @@
+"""The command line: every command imports what it needs when it runs, so that ``redrive --help`` is quick.
+
+Commands parse, ask and show. What is done to the tables is done by the modules below, the same for the CLI, the pages and
+a program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from redrive.cli.exits import CODES, told
+
+COMMANDS = {
+    "migrate": "redrive.cli.migrate",
+    "worker": "redrive.cli.worker",
+}
+
+
+class Commands(click.Group):
+    """The commands, imported one by one when they are asked for, and their errors told in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """List the names in the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+        """Import the module of a command and give the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what an operator can mend becomes one line and an exit code."""
+        with told():
+            return super().invoke(ctx)
+
+
+EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in CODES.items())
+
+
+@click.group(
+    cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(package_name="redrive", prog_name="redrive")
+def cli() -> None:
+    """Background jobs on the Postgres you have: no job is lost, no job fails silently."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        cli(prog_name="redrive")
+    except BrokenPipeError:
+        # The reader, `head` say, has had enough: nothing more to say, not even when the interpreter flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

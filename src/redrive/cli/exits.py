@@ -1,0 +1,98 @@
+"""What a command says when it can't do what was asked: one line on stderr and an exit code that a script can rely on.
+
+The table of exit codes is here and nowhere else. No traceback is shown for what the operator can mend; a fault of
+redrive's own, or of the application that was imported, keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OK = 0
+PROBLEM = 1
+USAGE = 2
+UNREACHABLE = 3
+NOT_MIGRATED = 4
+
+CODES = {
+    OK: "done; for health and --check: all is well",
+    PROBLEM: "something is wrong, or nothing was found; the reason is on stderr",
+    USAGE: "the command was given wrong: a flag, a value, the application",
+    UNREACHABLE: "the database can't be reached, or none was named",
+    NOT_MIGRATED: "redrive's tables are missing or too old: run `redrive migrate`",
+}
+
+# Of the server: it knows the role or the database not; of the connection: see connections.is_outage.
+_REFUSED = ("28", "3D")
+_NO_TABLES = ("42P01", "3F000", "42883", "42703")
+
+
+class Trouble(click.ClickException):
+    """A line for stderr and an exit code."""
+
+    def __init__(self, message: str, exit_code: int = PROBLEM) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def told(schema: str = "") -> Iterator[None]:
+    """Turn the errors that an operator can mend into one line and an exit code."""
+    try:
+        yield
+    except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+        raise
+    except Exception as error:
+        if (trouble := _trouble(error, schema)) is None:
+            raise
+        raise trouble from error
+
+
+def _trouble(error: Exception, schema: str) -> Trouble | None:
+    from redrive import errors
+
+    if isinstance(error, errors.NotMigrated):
+        return Trouble(_line(error), NOT_MIGRATED)
+    if isinstance(error, errors.NoDatabase):
+        return Trouble(_line(error), UNREACHABLE)
+    if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.UnknownKind):
+        return Trouble(_line(error), USAGE)
+    if isinstance(error, errors.RedriveError):
+        return Trouble(_line(error))
+    return _of_database(error, schema) if "psycopg" in sys.modules else None
+
+
+def _of_database(error: Exception, schema: str) -> Trouble | None:
+    import psycopg
+
+    from redrive.connections import is_outage
+
+    if not isinstance(error, psycopg.Error):
+        return Trouble(f"no answer from the database: {_line(error)}", UNREACHABLE) if is_outage(error) else None
+    state = error.sqlstate or ""
+    if state in _NO_TABLES:
+        name = f'schema "{schema}"' if schema else "the schema"
+        return Trouble(
+            f"{name} is not installed in this database, or too old for this redrive: run `redrive migrate` ({_line(error)})",
+            NOT_MIGRATED,
+        )
+    if is_outage(error) or state.startswith(_REFUSED):
+        return Trouble(f"the database can't be reached: {_line(error)}", UNREACHABLE)
+    if isinstance(error, psycopg.ProgrammingError) and not state:
+        return Trouble(f"the database URL can't be read: {_line(error)}", USAGE)
+    return Trouble(f"the database refused: {_line(error)}")
+
+
+def _line(error: Exception) -> str:
+    """Give an error's text as one line without secrets."""
+    from redrive.masking import mask_text
+
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return mask_text(" ".join(lines)) or type(error).__name__

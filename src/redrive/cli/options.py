@@ -1,0 +1,60 @@
+"""The flags that several commands share, and how a flag, its REDRIVE_* variable and a setting are one thing.
+
+The variables of settings are read by :mod:`redrive.settings`, not by click: what an application passes to its Queue
+goes over the environment, what is typed goes over both, in every command alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redrive.queue import Queue
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def examples(*lines: str) -> str:
+    """Write the examples that stand at the end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def setting(flag: str, text: str, *, metavar: str | None = None, variable: str = "", **more: Any) -> Callable[[F], F]:
+    """Make the flag of a setting; it is None where it was not typed."""
+    variable = variable or "REDRIVE_" + flag.split("/", maxsplit=1)[0].removeprefix("--").replace("-", "_").upper()
+    if "/" not in flag:
+        more = {"metavar": metavar or "SECONDS", **more}
+    return click.option(flag, default=None, help=f"{text}  [env: {variable}]", **more)
+
+
+def database(command: F) -> F:
+    """Add the flags that say where the jobs are."""
+    schema = setting("--schema", "The schema that holds this installation (default: redrive).", metavar="NAME")
+    url = setting(
+        "--database-url",
+        "Where the jobs are, as postgresql://user@host/name.",
+        metavar="URL",
+        variable="REDRIVE_DATABASE_URL or DATABASE_URL",
+    )
+    return url(schema(command))
+
+
+def connected(database_url: str | None, schema: str | None) -> Queue:
+    """Make the queue that a command without an application works on.
+
+    Raises:
+        NoDatabase: when no database is named anywhere.
+    """
+    from redrive.errors import NoDatabase
+    from redrive.queue import Queue
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+    queue = Queue(database_url, schema=schema)
+    if not queue.settings.database_url:
+        raise NoDatabase("no database is named: give --database-url, or set REDRIVE_DATABASE_URL or DATABASE_URL")
+    return queue

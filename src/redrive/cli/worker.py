@@ -1,0 +1,109 @@
+"""``redrive worker``: one worker process, from the signal that ends it to its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli.exits import OK
+from redrive.cli.options import database, examples, setting
+from redrive.cli.target import load_queue
+
+if TYPE_CHECKING:
+    from redrive.queue import Queue
+
+LINGER = 3.0
+"""Seconds that a worker which has ended well gets to leave: a thread of the application's may never return."""
+FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+@click.command(
+    short_help="Run jobs until told to stop.",
+    epilog=examples(
+        "redrive worker app.jobs:queue",
+        "redrive worker app.jobs:queue --concurrency 4 --kinds send_email,export",
+        "redrive worker app.jobs:queue --once          # from cron: what is due, then exit",
+    ),
+)
+@click.argument("target", envvar="REDRIVE_APP")
+@setting("--concurrency", "Handlers that run at the same time (default: 10).", metavar="N")
+@setting("--kinds", "Work on these kinds only: welcome,invoice (default: all that have a handler).", metavar="KIND,…")
+@setting("--grace", "How long running handlers may go on after a stop (default: 25).")
+@setting("--lease", "Silence after which a worker's jobs are given to others (default: 30).")
+@setting("--heartbeat", "How often the worker says that it lives (default: a third of the lease).")
+@setting("--listen/--no-listen", "Wake by LISTEN, or find new jobs by polling alone (default: listen).")
+@setting("--listen-dsn", "A direct connection for LISTEN, where the database URL goes through a pooler.", metavar="URL")
+@setting("--poll", "The longest that an idle worker waits between two looks (default: 5).")
+@setting("--max-crashes", "Worker deaths, alone with the job, after which it is dead (default: 3).", metavar="N")
+@setting("--foreign-lease", "Age at which the lock of a worker that isn't redrive's is broken (default: 600).")
+@setting("--retain-succeeded", "How long succeeded jobs are kept, 0 for ever (default: 7d).")
+@setting("--retain-failed", "How long cancelled and discarded jobs are kept, 0 for ever (default: 30d).")
+@setting("--retain-dead", "How long dead jobs are kept, 0 for ever (default: 365d).")
+@setting("--retain-failures", "How long the history of failed attempts is kept, 0 for ever (default: 90d).")
+@setting("--archive/--no-archive", "Move what outlived its retention to jobs_archive, or delete it (default: delete).")
+@setting("--exit-on-db-loss", "Exit 3 when the database was away this long, 0 to wait for ever (default: 0).")
+@click.option("--once", is_flag=True, envvar="REDRIVE_ONCE", show_envvar=True, help="Run what is due, then exit.")
+@click.option(
+    "--log-level",
+    envvar="REDRIVE_LOG_LEVEL",
+    show_envvar=True,
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    help="How much to say on stderr.",
+)
+@database
+def worker(
+    target: str, database_url: str | None, schema: str | None, log_level: str, *, once: bool, **given: Any
+) -> None:
+    """Run jobs of the queue TARGET (module:attribute, or REDRIVE_APP) until told to stop.
+
+    SIGTERM and SIGINT stop it: it claims nothing more, lets what runs finish within the grace, and hands the rest back.
+    A second one hands back at once. Durations are seconds, or have a unit: 500ms, 90s, 5m, 2h, 7d.
+    """
+    logging.basicConfig(level=log_level.upper(), format=FORMAT, stream=sys.stderr)
+    queue = load_queue(target)
+    where = {"database_url": database_url, "schema": schema}
+    # What the handlers enqueue goes where their jobs came from.
+    queue.settings = replace(queue.settings, **{name: value for name, value in where.items() if value is not None})
+    _work(queue, once=once, settings={name: value for name, value in given.items() if value is not None})
+
+
+def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> None:
+    from redrive import log
+
+    log.attach()
+    worker = queue.worker(**settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Not the loop's own handlers: these also count a signal that comes before the loop, or while it is blocked.
+        signal.signal(number, lambda *_: worker.stop())
+    logging.getLogger("redrive").info(
+        "worker %s: %s slots, schema %s, kinds %s",
+        worker.name,
+        worker.settings.concurrency,
+        worker.settings.schema,
+        ", ".join(worker.kinds),
+    )
+    with asyncio.Runner() as runner:
+        runner.run(worker.run(once=once))
+        if worker.running_threads:
+            _leave_now()
+        leave = threading.Timer(LINGER, _leave_now)
+        leave.daemon = True
+        leave.start()
+
+
+def _leave_now() -> None:
+    """End the process under handlers that don't return; their jobs have been handed back."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(OK)
