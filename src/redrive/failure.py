@@ -9,6 +9,7 @@ encoding cannot hold is the store's business.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import sysconfig
 import traceback
@@ -32,6 +33,7 @@ LAST_ERROR_LIMIT = 2_000
 
 _LINE_LIMIT = 1_200  # of the line "Type: message" in last_error, so that some of the stack is left beside it
 _HEAD_FRAMES, _TAIL_FRAMES = 20, 40
+_MACHINERY = ("redrive.executor", "redrive.handlers")  # how a handler is called is nobody's question at night
 _CHAIN_LIMIT = 8  # causes of causes
 _GROUP_LIMIT = 5  # members of a group that are shown in full
 
@@ -136,6 +138,8 @@ def _lines(error: BaseException, depth: int, seen: set[int]) -> Iterator[str]:
 
 def _stack(error: BaseException) -> Iterator[str]:
     frames = list(traceback.walk_tb(error.__traceback__))
+    theirs = list(itertools.dropwhile(lambda frame: frame[0].f_globals.get("__name__") in _MACHINERY, frames))
+    frames = theirs or frames
     left_out = len(frames) - _HEAD_FRAMES - _TAIL_FRAMES
     if left_out <= 0:
         yield _frames(frames)

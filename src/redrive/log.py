@@ -50,8 +50,8 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
     ),
     events.WorkerStopping: (
         logging.INFO,
-        "worker %s stops and waits for %s jobs: %s",
-        ("worker", "in_flight", "reason"),
+        "worker %s stops and waits for %s jobs",
+        ("worker", "in_flight"),
     ),
     events.WorkerStopped: (logging.INFO, "worker %s stopped, %s jobs handed back", ("worker", "handed_back")),
     events.ConnectionLost: (logging.WARNING, "the database does not answer (%s): %s", ("what", "error")),
@@ -62,7 +62,8 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
     ),
     events.ListenerDeaf: (
         logging.WARNING,
-        "the LISTEN connection has heard nothing for %.1f s; opening a new one",
+        "LISTEN does not work on this connection (a pooler in between?): nothing was heard for %.1f s. Jobs are found by "
+        "polling; set listen_dsn (REDRIVE_LISTEN_DSN, --listen-dsn) to a direct connection to be woken at once",
         ("duration",),
     ),
     events.TickFailed: (logging.WARNING, "%s failed and goes on: %s", ("service", "error")),

@@ -274,7 +274,7 @@ class Writer(Service):
             case Snoozed(delay=delay), _:
                 emit(_event(JobSnoozed, one, delay=delay))
             case HandedBack(), _:
-                emit(_event(JobHandedBack, one))
+                emit(_event(JobHandedBack, one, reason=one.job.stop_reason or "it had not begun"))
             case ((Retried(delay=delay) | Crashed(delay=delay)), _):
                 emit(_event(JobRetried, one, delay=delay, error=_error(one.outcome)))
 

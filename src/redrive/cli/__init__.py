@@ -1,7 +1,7 @@
 """The command line: every command imports what it needs when it runs, so that ``redrive --help`` is quick.
 
-Commands parse, ask and show. What is done to the tables is done by the modules below, the same for the CLI, the pages and
-a program.
+Commands parse, ask and show. What is done to the tables is done by the modules below, the same for the CLI, the pages
+and a program.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _of_database(error: Exception, schema: str) -> Trouble | None:
     if state in _NO_TABLES:
         name = f'schema "{schema}"' if schema else "the schema"
         return Trouble(
-            f"{name} is not installed in this database, or too old for this redrive: run `redrive migrate` ({_line(error)})",
+            f"{name} is not installed in this database, or too old: run `redrive migrate` ({_line(error)})",
             NOT_MIGRATED,
         )
     if is_outage(error) or state.startswith(_REFUSED):

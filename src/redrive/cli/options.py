@@ -52,8 +52,6 @@ def connected(database_url: str | None, schema: str | None) -> Queue:
     from redrive.errors import NoDatabase
     from redrive.queue import Queue
 
-F = TypeVar("F", bound="Callable[..., Any]")
-
     queue = Queue(database_url, schema=schema)
     if not queue.settings.database_url:
         raise NoDatabase("no database is named: give --database-url, or set REDRIVE_DATABASE_URL or DATABASE_URL")

@@ -7,9 +7,9 @@ would send its author the wrong way.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,7 +47,7 @@ def load_queue(target: str) -> Queue:
 
 
 def _module(name: str) -> ModuleType:
-    if (here := os.getcwd()) not in sys.path and "" not in sys.path:
+    if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)

@@ -71,7 +71,7 @@ def worker(
     """
     logging.basicConfig(level=log_level.upper(), format=FORMAT, stream=sys.stderr)
     queue = load_queue(target)
-    where = {"database_url": database_url, "schema": schema}
+    where: dict[str, Any] = {"database_url": database_url, "schema": schema}
     # What the handlers enqueue goes where their jobs came from.
     queue.settings = replace(queue.settings, **{name: value for name, value in where.items() if value is not None})
     _work(queue, once=once, settings={name: value for name, value in given.items() if value is not None})
