@@ -35,11 +35,27 @@ _NO_TABLES = ("42P01", "3F000", "42883", "42703")
 
 
 class Trouble(click.ClickException):
-    """A line for stderr and an exit code."""
+    """Something is wrong: a line for stderr and an exit code."""
 
-    def __init__(self, message: str, exit_code: int = PROBLEM) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    exit_code = PROBLEM
+
+
+class Misused(Trouble):
+    """What was asked for makes no sense."""
+
+    exit_code = USAGE
+
+
+class Unreachable(Trouble):
+    """There is no database to ask."""
+
+    exit_code = UNREACHABLE
+
+
+class NotInstalled(Trouble):
+    """There is a database, without the tables."""
+
+    exit_code = NOT_MIGRATED
 
 
 @contextmanager
@@ -59,11 +75,11 @@ def _trouble(error: Exception, schema: str) -> Trouble | None:
     from redrive import errors
 
     if isinstance(error, errors.NotMigrated):
-        return Trouble(_line(error), NOT_MIGRATED)
+        return NotInstalled(_line(error))
     if isinstance(error, errors.NoDatabase):
-        return Trouble(_line(error), UNREACHABLE)
+        return Unreachable(_line(error))
     if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.UnknownKind):
-        return Trouble(_line(error), USAGE)
+        return Misused(_line(error))
     if isinstance(error, errors.RedriveError):
         return Trouble(_line(error))
     return _of_database(error, schema) if "psycopg" in sys.modules else None
@@ -75,18 +91,15 @@ def _of_database(error: Exception, schema: str) -> Trouble | None:
     from redrive.connections import is_outage
 
     if not isinstance(error, psycopg.Error):
-        return Trouble(f"no answer from the database: {_line(error)}", UNREACHABLE) if is_outage(error) else None
+        return Unreachable(f"no answer from the database: {_line(error)}") if is_outage(error) else None
     state = error.sqlstate or ""
     if state in _NO_TABLES:
         name = f'schema "{schema}"' if schema else "the schema"
-        return Trouble(
-            f"{name} is not installed in this database, or too old: run `redrive migrate` ({_line(error)})",
-            NOT_MIGRATED,
-        )
+        return NotInstalled(f"{name} is missing in this database, or too old: run `redrive migrate` ({_line(error)})")
     if is_outage(error) or state.startswith(_REFUSED):
-        return Trouble(f"the database can't be reached: {_line(error)}", UNREACHABLE)
+        return Unreachable(f"the database can't be reached: {_line(error)}")
     if isinstance(error, psycopg.ProgrammingError) and not state:
-        return Trouble(f"the database URL can't be read: {_line(error)}", USAGE)
+        return Misused(f"the database URL can't be read: {_line(error)}")
     return Trouble(f"the database refused: {_line(error)}")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.exits import PROBLEM, Trouble
+from redrive.cli.exits import Trouble
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -70,7 +70,7 @@ def _failed(name: str, error: Exception) -> Trouble:
         frames = frames.tb_next
     shown = "".join(traceback.format_exception(type(error), error, frames))
     click.echo(mask_text(shown).rstrip(), err=True)
-    return Trouble(f"importing {name!r} failed: see above", PROBLEM)
+    return Trouble(f"importing {name!r} failed: see above")
 
 
 def _queues(module: ModuleType, kind: type) -> str:

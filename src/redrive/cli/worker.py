@@ -86,10 +86,10 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> None:
         # Not the loop's own handlers: these also count a signal that comes before the loop, or while it is blocked.
         signal.signal(number, lambda *_: worker.stop())
     logging.getLogger("redrive").info(
-        "worker %s: %s slots, schema %s, kinds %s",
+        "worker %s works on schema %s, %s jobs at a time, of kinds %s",
         worker.name,
-        worker.settings.concurrency,
         worker.settings.schema,
+        worker.settings.concurrency,
         ", ".join(worker.kinds),
     )
     with asyncio.Runner() as runner:
