@@ -103,9 +103,7 @@ def start_worker(
     workers: list[support.Worker] = []
     directory = tmp_path_factory.mktemp("worker")
 
-    def start(
-        app: str, *flags: str, env: dict[str, str] | None = None, dsn: str | None = None
-    ) -> support.Worker:
+    def start(app: str, *flags: str, env: dict[str, str] | None = None, dsn: str | None = None) -> support.Worker:
         url = dsn or request.getfixturevalue("db")
         worker = support.Worker(app, flags, {**os.environ, "DATABASE_URL": url, **(env or {})}, directory)
         workers.append(worker)

@@ -144,11 +144,7 @@ class ServerLog:
 
     def errors(self) -> list[str]:
         """Lines of ERROR, FATAL and PANIC; the statement that follows each is in lines()."""
-        return [
-            line
-            for line in self.lines()
-            if any(f"{level}:  " in line for level in ("ERROR", "FATAL", "PANIC"))
-        ]
+        return [line for line in self.lines() if any(f"{level}:  " in line for level in ("ERROR", "FATAL", "PANIC"))]
 
 
 class OwnServer:
@@ -280,16 +276,12 @@ def pooler(program: str, dsn: str) -> Iterator[str]:
     who = account()
     directory = Path(tempfile.mkdtemp(prefix="redrive-pgbouncer-"))  # pytest's own are closed to the account
     config = directory / "pgbouncer.ini"
-    server = make_conninfo(
-        "", **{key: to[key] for key in ("host", "port", "user", "password") if to.get(key)}
-    )
+    server = make_conninfo("", **{key: to[key] for key in ("host", "port", "user", "password") if to.get(key)})
     config.write_text(PGBOUNCER.format(server=server, port=port))
     if who:
         for path in (directory, config):
             os.chown(path, who["user"], who["group"])
-    through = make_conninfo(
-        "", host="127.0.0.1", port=port, user=to.get("user") or "postgres", dbname=to["dbname"]
-    )
+    through = make_conninfo("", host="127.0.0.1", port=port, user=to.get("user") or "postgres", dbname=to["dbname"])
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen([program, "-q", config], stdout=log, stderr=log, cwd="/", **who)
     try:

@@ -73,9 +73,7 @@ def test_the_search_for_sql_knows_sql(text):
     assert SQL.match(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["update the row", "Select a kind", "with a payload as large", "lock", "listen"]
-)
+@pytest.mark.parametrize("text", ["update the row", "Select a kind", "with a payload as large", "lock", "listen"])
 def test_the_search_for_sql_knows_english(text):
     assert not SQL.match(text)
 

@@ -88,3 +88,35 @@ def test_the_pooler_gives_two_connections_for_the_time_of_a_transaction(pgbounce
 def test_the_pooler_refuses_startup_options_as_in_production(pgbouncer):
     with pytest.raises(psycopg.OperationalError, match="unsupported startup parameter: options"):
         psycopg.connect(pgbouncer, options="-c jit=off")
+
+
+APP = """
+import os
+import psycopg
+from redrive import Queue
+
+queue = Queue()
+
+@queue.handler("note")
+def note(payload):
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+        conn.execute("insert into notes values (%s, %s)", (payload["n"], os.environ.get("TAG")))
+"""
+
+
+def test_a_worker_of_a_tests_own_works_on_its_database_and_stops(start_worker, conn, server_log, wait_for):
+    conn.execute("create table notes (n int, tag text)")
+    conn.execute("""insert into redrive.jobs (kind, payload) values ('note', '{"n": 7}')""")
+    worker = start_worker(APP, "--concurrency", "2", env={"TAG": "mine"})
+    wait_for(lambda: conn.execute("select status from redrive.jobs").fetchone() == ("succeeded",))
+    assert conn.execute("select * from notes").fetchall() == [(7, "mine")]
+    assert worker.stop() == 0, worker.log()
+    assert server_log.errors() == []
+
+
+def test_workers_are_killed_with_all_that_they_started(start_worker, wait_for):
+    workers = [start_worker(APP), start_worker(APP)]
+    assert [worker.running for worker in workers] == [True, True]
+    workers[0].kill()
+    assert (workers[0].running, workers[0].process.returncode, workers[1].running) == (False, -9, True)
+    assert workers[0].path != workers[1].path
