@@ -75,7 +75,7 @@ class Producer(Service):
         self._alive = alive
         self._lanes = Lanes(kinds)
         self._step = 0
-        self._next_due = float("inf")
+        self._due_at = self._asleep_until = float("inf")
         self._survey_at = self._survey_held = 0.0
         self._suspects_since = 0.0
         self._woken = False
@@ -89,6 +89,12 @@ class Producer(Service):
         """There may be work: end the pause."""
         self._woken = True
         if self._slots.room() > 0:
+            self.wake()
+
+    def expect(self, seconds: float) -> None:
+        """A job of this worker's kinds is due in *seconds*: don't sleep past it."""
+        self._due_at = min(self._due_at, time.monotonic() + seconds)
+        if self._due_at < self._asleep_until:
             self.wake()
 
     async def tick(self) -> float:
@@ -146,14 +152,16 @@ class Producer(Service):
         if step % DOZE_AGAIN == 0:
             await self._listener.doze()
         looks = LOOKS if self._listener.hears else ()
+        now = time.monotonic()
         if step < len(looks):
-            return looks[step]
+            return min(looks[step], max(0.0, self._due_at - now))
         polls = [poll for poll in POLLS if poll < self._poll]
         number = step - len(looks)
         pause = polls[number] if number < len(polls) else self._poll
         if not self._listener.hears:
             pause = min(DEAF_POLL, self._poll)
-        return max(0.0, min(pause * random.uniform(0.9, 1.0), self._next_due))
+        self._asleep_until = min(now + pause * random.uniform(0.9, 1.0), self._due_at)
+        return max(0.0, self._asleep_until - now)
 
     async def _survey(self) -> bool:
         statement = named("survey_lanes", self._control.schema, kinds=self._kinds)
@@ -163,7 +171,8 @@ class Producer(Service):
         took = now - began
         self._survey_held = now + (took * PATIENCE if took > SLOW else 0.0)
         self._survey_at = max(self._survey_held, now + SURVEY_EVERY)
-        due, self._next_due = self._lanes.surveyed(rows, now)
+        due, next_due = self._lanes.surveyed(rows, now)
+        self._due_at = now + next_due
         suspects = bool(rows) and rows[0].suspects
         self._suspects_since = (self._suspects_since or now) if suspects else 0.0
         return due

@@ -57,7 +57,7 @@ class Reaper(Service):
         if now < min(self._sweep_at, self._heartbeat.next_silent):
             return self._pause(now)
         self._heartbeat.next_silent = float("inf")  # until the next beat knows better
-        self._sweep_at = now + min(SWEEP_EVERY, max(self._settings.lease, 1.0))
+        self._sweep_at = now + min(SWEEP_EVERY, 2 * self._settings.lease)
         if await self._reap() >= BATCH:
             self._sweep_at = now
         return self._pause(now)

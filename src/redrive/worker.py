@@ -150,6 +150,7 @@ class Worker:
             alive=lambda: self.heartbeat.fresh,
         )
         self.listener.on_wake = self.producer.woken
+        self.writer.on_later = self.producer.expect
         self.pruner = Pruner(self.database, self._write, settings)
         self.watch = Watch(self)
 

@@ -54,6 +54,8 @@ class Writer(Service):
     def __init__(self, database: Database, control: Control, worker: str, max_crashes: int) -> None:
         super().__init__(database)
         self.on_dead: Callable[[JobDied], None] = lambda _event: None
+        self.on_later: Callable[[float], None] = lambda _seconds: None
+        """Told of a job that is pending again, with the seconds until it is due."""
         self._control = control
         self._worker = worker
         self._max_crashes = max_crashes
@@ -272,10 +274,12 @@ class Writer(Service):
             case _, "failed":
                 emit(_event(JobFailed, one, reason=reason))
             case Snoozed(delay=delay), _:
+                self.on_later(delay)
                 emit(_event(JobSnoozed, one, delay=delay))
             case HandedBack(), _:
                 emit(_event(JobHandedBack, one, reason=one.job.stop_reason or "it had not begun"))
             case ((Retried(delay=delay) | Crashed(delay=delay)), _):
+                self.on_later(delay)
                 emit(_event(JobRetried, one, delay=delay, error=_error(one.outcome)))
 
 
