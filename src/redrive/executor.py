@@ -96,7 +96,11 @@ class _InOwnContext:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         context = contextvars.copy_context()
-        coroutine = context.run(self._call, self._job)
+        coroutine: Any = context.run(self._call, self._job)
+        if not hasattr(coroutine, "send"):  # a wrapper around an async function gave a future, or what came of it
+            if not hasattr(coroutine, "__await__"):
+                return coroutine
+            coroutine = coroutine.__await__()
         step: Callable[..., Any] = coroutine.send
         value: Any = None
         while True:

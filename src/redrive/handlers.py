@@ -65,7 +65,7 @@ class Handler(Generic[P, R]):
 
     def __post_init__(self) -> None:
         """Look at the function once, so that no job pays for it."""
-        self.is_async = _is_async(self.function)
+        self.is_async = _is_async(self.kind, self.function)
         self.call = _caller(self.kind, self.function)
         functools.update_wrapper(self, self.function, updated=())
 
@@ -160,20 +160,30 @@ def timeout_seconds(value: float | timedelta | None) -> float | None:
     return limit
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def _is_async(kind: str, function: Callable[..., Any]) -> bool:
+    if isinstance(function, type):
+        raise InvalidOption(
+            f"the handler of {kind!r} is the class {function.__qualname__}: give a method of an instance"
+        )
     inner = inspect.unwrap(function, stop=inspect.iscoroutinefunction)
     while isinstance(inner, functools.partial):
         inner = inner.func
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004 - asked for its kind, not whether it is there
+    called = getattr(inner, "__call__", None)  # noqa: B004 - asked for its kind, not whether it is there
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (inner, called)):
+        # Calling it would run nothing of it, and the job would have "succeeded".
+        raise InvalidOption(f"the handler of {kind!r} is a generator: return what it yields, or loop over it inside")
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(called)
 
 
 def _caller(kind: str, function: Callable[..., Any]) -> Callable[[ClaimedJob], Any]:
     """Make the one-argument call of *function*: with nothing, the payload, or the payload and the job."""
-    parameters = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
+    signature = inspect.signature(function).parameters.values()
+    parameters = [each for each in signature if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    for each in signature:
+        if each.kind is each.KEYWORD_ONLY and each.default is each.empty:
+            raise InvalidOption(
+                f"the handler of {kind!r} needs the keyword {each.name!r}: write `def {_name(function)}(payload, job)`"
+            )
     needed = sum(parameter.default is parameter.empty for parameter in parameters)
     if needed > 2:  # noqa: PLR2004 - payload and job
         raise InvalidOption(
@@ -181,6 +191,8 @@ def _caller(kind: str, function: Callable[..., Any]) -> Callable[[ClaimedJob], A
             "or without job"
         )
     if not parameters:
+        if any(each.kind is each.VAR_POSITIONAL for each in signature):  # a wrapper that hides what it wraps
+            return lambda job: function(job.payload)
         return lambda _job: function()
     decode = _decoder(function, parameters[0])
     wants_job = len(parameters) > 1 and (needed > 1 or parameters[1].name == "job")
