@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from redrive.job import ClaimedJob
 from redrive.lanes import PATIENCE, SLOW, Lanes
-from redrive.service import FOR_EVER, Database, Service
+from redrive.service import Database, Service
 from redrive.sql import query
 from redrive.statements import Statement, named
 
@@ -31,6 +31,9 @@ MOMENT = 0.002
 LOOKS = (0.0, 0.005, 0.02, 0.08, 0.32)
 """Pauses between the looks after the lock was taken: for rows whose commit was on its way."""
 POLLS = (1.0, 2.0)
+VAIN_PAUSE = (0.05, 0.1)
+VAIN_MOST = 16
+VAIN_STREAM = 1.0
 DEAF_POLL = 1.0
 DOZE_AGAIN = 12
 """Of this many looks one tries to become sentry again, in case the sentry went without a word."""
@@ -78,6 +81,8 @@ class Producer(Service):
         self._due_at = self._asleep_until = float("inf")
         self._survey_at = self._survey_held = 0.0
         self._suspects_since = 0.0
+        self._vain = self._vain_rounds = 0
+        self._vain_at = 0.0
         self._woken = False
         self._starved = False
         self._in_doubt = False
@@ -102,10 +107,10 @@ class Producer(Service):
         if not self._alive():
             return NOT_ALIVE_PAUSE
         await self.hand_back_strays()
+        self._starved = True  # before looking: a slot that is freed in a thread meanwhile wakes this loop
         room = min(CLAIM_MOST, self._slots.room())
         if room <= 0:
-            self._starved = True
-            return FOR_EVER
+            return self._poll
         self._starved = False
         if self._woken:
             self._woken = False
@@ -128,11 +133,20 @@ class Producer(Service):
             await asyncio.wait({rising})
         if jobs:
             return await self._pause(jobs, room)
-        # Woken for nothing: a delayed job, a kind that only others know. Stay off the lock, so that a stream of those
-        # costs a few notifications a second and not one a commit.
+        self.nothing_due, self._step = True, 0
         await self._wake_other(other_kinds=True)
-        self._step = 0
-        return random.uniform(0.05, 0.1)
+        return self._stay_up()
+
+    def _stay_up(self) -> float:
+        """Woken for nothing: a delayed job, a kind that only others know. Look now and then instead of sleeping.
+
+        Off the lock, so that a stream of those doesn't make every writer notify; the longer it lasts, the longer.
+        """
+        now = time.monotonic()
+        stream = now - self._vain_at < VAIN_STREAM
+        self._vain_rounds = min(VAIN_MOST, 2 * self._vain_rounds) if stream and self._vain_rounds else 1
+        self._vain_at, self._vain = now, self._vain_rounds
+        return random.uniform(*VAIN_PAUSE)
 
     async def _pause(self, jobs: Sequence[ClaimedJob], room: int) -> float:
         self.nothing_due = not jobs
@@ -143,8 +157,11 @@ class Producer(Service):
                 await self._wake_other(other_kinds=False)
             return 0.0
         if jobs:
-            self._step = 0
+            self._step = self._vain = 0
             return MOMENT
+        if self._vain > 0:
+            self._vain, self._vain_at = self._vain - 1, time.monotonic()
+            return random.uniform(*VAIN_PAUSE)
         return await self._fall_asleep()
 
     async def _fall_asleep(self) -> float:
