@@ -62,8 +62,11 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
     ),
     events.ListenerDeaf: (
         logging.WARNING,
-        "LISTEN does not work on this connection (a pooler in between?): nothing was heard for %.1f s. Jobs are found by "
-        "polling; set listen_dsn (REDRIVE_LISTEN_DSN, --listen-dsn) to a direct connection to be woken at once",
+        (
+            "LISTEN does not work on this connection (a pooler in between?): nothing was heard for %.1f s. Jobs are "
+            "found by polling; set listen_dsn (REDRIVE_LISTEN_DSN, --listen-dsn) to a direct connection to be woken "
+            "at once"
+        ),
         ("duration",),
     ),
     events.TickFailed: (logging.WARNING, "%s failed and goes on: %s", ("service", "error")),
