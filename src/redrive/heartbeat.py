@@ -52,6 +52,8 @@ class Heartbeat(Service):
         main_loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(database)
+        # After an outage every living worker must be heard before another has gathered a lease of evidence.
+        self.longest_pause = min(self.longest_pause, settings.beat_every / 2)
         self.evidence_since = 0.0
         """Since when every beat has been answered in time, monotonic seconds; 0 for not at all. Who has been away
         himself, or whose server has, is no judge of the others' silence."""

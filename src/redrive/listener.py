@@ -51,6 +51,7 @@ class Listener(Service):
         self._all = channel(control.schema)
         self._nonce = ""
         self._heard = asyncio.Event()
+        self._saying = asyncio.Lock()
         self._deaf_told = False
         self._reading: int | None = None
         self._conn: psycopg.AsyncConnection[Any] | None = None
@@ -58,8 +59,10 @@ class Listener(Service):
     async def tick(self) -> float:
         """Keep the session: open it, or ping it."""
         if self.hears and self._control.connection is not None:
-            await self._say(named("backend_pid", self._control.schema), PING_TIMEOUT)
-            return PING_EVERY
+            [found] = await self._say(named("session_facts", self._control.schema), PING_TIMEOUT)
+            if not found.read_only:
+                return PING_EVERY
+            # LISTEN goes on working on a server that was demoted, and nothing will ever be heard there.
         self._deafen()
         if not await self._listen():
             self._control.drop()
@@ -135,11 +138,13 @@ class Listener(Service):
             return []
 
     async def _say(self, statement: Statement[Any], timeout: float = PING_TIMEOUT) -> list[Any]:  # noqa: ASYNC109 - see Control.run
-        self._stop_reading()
-        try:
-            return await self._control.run(statement, timeout=timeout)
-        finally:
-            self._start_reading()
+        # One at a time: psycopg takes the socket's reader for itself, and who is done first must not give it away.
+        async with self._saying:
+            self._stop_reading()
+            try:
+                return await self._control.run(statement, timeout=timeout)
+            finally:
+                self._start_reading()
 
     def _on_notify(self, notify: psycopg.Notify) -> None:
         if notify.payload and notify.payload == self._nonce:
@@ -152,6 +157,7 @@ class Listener(Service):
         if conn is not None and self._reading is None:
             self._reading = conn.pgconn.socket
             asyncio.get_running_loop().add_reader(self._reading, self._read)
+            self._read()  # what came with the last answer is no longer in the socket
 
     def _stop_reading(self) -> None:
         if self._reading is not None:

@@ -41,6 +41,10 @@ SURVEY_EVERY = 0.25
 SUSPECT_AFTER = 1.0
 WAKE_EVERY = 0.05
 CLAIM_MOST = 1000
+AUDIT_EVERY = 60.0
+"""A claim whose answer was lost may be committed after the look for strays, by a server that was slow: look again."""
+AUDIT_AGE = 45.0
+"""Age from which a job in nobody's hands is a stray for certain: more than the longest statement takes."""
 NOT_ALIVE_PAUSE = 0.1
 """While this worker's own heartbeat gets no answer it takes nothing: others would soon take it back."""
 
@@ -86,6 +90,7 @@ class Producer(Service):
         self._woken = False
         self._starved = False
         self._in_doubt = False
+        self._audit_at = time.monotonic() + AUDIT_EVERY
         self._woke_other_at = 0.0
         slots.on_free = self._slot_freed
         self._loop = asyncio.get_running_loop()
@@ -110,6 +115,7 @@ class Producer(Service):
         self._starved = True  # before looking: a slot that is freed in a thread meanwhile wakes this loop
         room = min(CLAIM_MOST, self._slots.room())
         if room <= 0:
+            await self._let_another_watch()
             return self._poll
         self._starved = False
         if self._woken:
@@ -153,8 +159,7 @@ class Producer(Service):
         if len(jobs) >= room:
             self._step = 0
             if self._slots.room() <= 0 or self._listener.sentry:
-                await self._listener.rise()
-                await self._wake_other(other_kinds=False)
+                await self._let_another_watch(full=True)
             return 0.0
         if jobs:
             self._step = self._vain = 0
@@ -220,12 +225,21 @@ class Producer(Service):
 
     async def hand_back_strays(self) -> None:
         """Where the answer of a claim was lost: what it took is running by the table and in nobody's hands."""
-        if not self._in_doubt:
+        now = time.monotonic()
+        if not self._in_doubt and now < self._audit_at:
             return
+        age = 0.0 if self._in_doubt else AUDIT_AGE
         await self._control.run(
-            named("hand_back_strays", self._control.schema, worker=self._worker, known=self._known())
+            named("hand_back_strays", self._control.schema, worker=self._worker, known=self._known(), age=age)
         )
-        self._in_doubt = False
+        self._in_doubt, self._audit_at = False, now + AUDIT_EVERY
+
+    async def _let_another_watch(self, *, full: bool = False) -> None:
+        """A sentry without room would be woken for nothing: let go of the lock, and wake one that may take it."""
+        full = full or self._listener.sentry
+        await self._listener.rise()
+        if full:
+            await self._wake_other(other_kinds=False)
 
     async def _wake_other(self, *, other_kinds: bool) -> None:
         """There is more than this worker can take, or something that it can't: wake one other that sleeps."""

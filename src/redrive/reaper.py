@@ -43,14 +43,19 @@ class Reaper(Service):
         self._control = control
         self._heartbeat = heartbeat
         self._settings = settings
+        self.on_reaped: Callable[[], object] = lambda: None
+        """Told when jobs are due again, or a frozen sentry was put out of the way: this worker need not be woken by
+        a NOTIFY, which nobody sends while there is no sentry."""
         self._on_dead = on_dead
         self._sweep_at = 0.0
+        self._ownerless: dict[str, float] = {}
 
     async def tick(self) -> float:
         """Reap when a lease has run out or a sweep is due."""
         now = time.monotonic()
         judge_from = self._heartbeat.evidence_since + self._settings.lease
         if not self._heartbeat.evidence_since:
+            self._ownerless.clear()
             return min(1.0, self._settings.lease / 3)
         if now < judge_from:
             return judge_from - now
@@ -58,8 +63,10 @@ class Reaper(Service):
             return self._pause(now)
         self._heartbeat.next_silent = float("inf")  # until the next beat knows better
         self._sweep_at = now + min(SWEEP_EVERY, 2 * self._settings.lease)
-        if await self._reap() >= BATCH:
+        if await self._reap(await self._orphaned(now)) >= BATCH:
             self._sweep_at = now
+        elif self._ownerless:
+            self._sweep_at = min(self._sweep_at, now + self._settings.lease)
         return self._pause(now)
 
     def _pause(self, now: float) -> float:
@@ -67,7 +74,14 @@ class Reaper(Service):
         # Looked at again within a beat, since only a beat learns who has fallen silent.
         return max(0.01, min(due - now, self._settings.beat_every / 2))
 
-    async def _reap(self) -> int:
+    async def _orphaned(self, now: float) -> list[str]:
+        """Holders of jobs that have had no row in workers for a lease: a living one would have brought its row back."""
+        rows = await self._control.run(named("ownerless_holders", self._control.schema, own_name=OWN_NAME))
+        since = self._heartbeat.evidence_since
+        self._ownerless = {row.name: max(since, self._ownerless.get(row.name, now)) for row in rows}
+        return [name for name, seen in self._ownerless.items() if now - seen >= self._settings.lease]
+
+    async def _reap(self, orphaned: list[str]) -> int:
         schema = self._control.schema
         settings = self._settings
         reaped = await self._control.run(
@@ -75,17 +89,20 @@ class Reaper(Service):
                 "reap_jobs",
                 schema,
                 own_name=OWN_NAME,
+                orphaned=orphaned,
                 lease=settings.lease,
                 foreign_age=settings.foreign_lease,
                 max_crashes=settings.max_crashes,
             )
         )
         buried = await self._control.run(named("bury_hopeless", schema))
-        if reaped:
-            await self._control.run(named("end_silent_sentries", schema))
-            await self._control.run(named("wake", schema))
         for row in [*reaped, *buried]:
             self._tell(row)
+        if reaped:
+            await self._control.run(named("wake", schema))
+        ended = await self._control.run(named("end_silent_sentries", schema))
+        if reaped or ended:
+            self.on_reaped()
         return max(len(reaped), len(buried))
 
     def _tell(self, row: Any) -> None:

@@ -54,6 +54,8 @@ class Service:
     """One part of a worker: subclasses write ``tick`` and nothing else."""
 
     name = "service"
+    longest_pause = LONGEST_PAUSE
+    """Seconds between two tries while the database is away."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -103,7 +105,7 @@ class Service:
         self.trouble = said
         if is_transient(error) and self._failures <= 3:  # noqa: PLR2004
             return random.uniform(0.01, 0.05) * self._failures
-        return float(min(LONGEST_PAUSE, 0.1 * 2 ** min(self._failures, 10)) * random.uniform(0.75, 1.0))
+        return float(min(self.longest_pause, 0.1 * 2 ** min(self._failures, 10)) * random.uniform(0.75, 1.0))
 
     async def _sleep(self, seconds: float) -> None:
         try:

@@ -150,6 +150,8 @@ class Worker:
             alive=lambda: self.heartbeat.fresh,
         )
         self.listener.on_wake = self.producer.woken
+        loop = asyncio.get_running_loop()
+        self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
         self.writer.on_later = self.producer.expect
         self.pruner = Pruner(self.database, self._write, settings)
         self.watch = Watch(self)

@@ -223,6 +223,7 @@ UPDATE {jobs}
 SET status = 'pending', attempts = greatest(attempts - 1, 0), run_at = {clock}(), locked_at = NULL, locked_by = NULL,
     updated_at = {clock}()
 WHERE status = 'running' AND locked_by = %(worker)s AND NOT id = ANY(%(known)s::bigint[])
+  AND locked_at <= {clock}() - make_interval(secs => %(age)s::float8)
 RETURNING id
 
 -- name: was_written
@@ -307,11 +308,24 @@ SELECT pg_backend_pid() AS pid
 
 ------------------------------------------------------------------------------------------------ upkeep, on every worker
 
+-- name: ownerless_holders
+-- Who holds running jobs by a name of ours and has no row in workers: its row was deleted, and it may be alive and about
+-- to bring it back.
+WITH RECURSIVE holders AS (
+    (SELECT locked_by FROM {jobs} WHERE status = 'running' AND locked_by IS NOT NULL ORDER BY locked_by LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.locked_by FROM {jobs} j WHERE j.status = 'running' AND j.locked_by > h.locked_by
+            ORDER BY j.locked_by LIMIT 1)
+    FROM holders h WHERE h.locked_by IS NOT NULL
+)
+SELECT h.locked_by AS name FROM holders h
+WHERE h.locked_by ~ %(own_name)s AND NOT EXISTS (SELECT FROM {workers} w WHERE w.name = h.locked_by)
+
 -- name: reap_jobs
 -- Take back the jobs of workers that are gone. One statement, safe on every worker at once: the row of a silent worker
 -- is locked, so a beat that comes at this instant waits and finds its jobs gone; a job that ended or was claimed anew
--- meanwhile no longer matches. `orphaned` holders have no row: ours (told by the shape of the name) after one lease,
--- strangers by the age of the lock, as in the tutorial.
+-- meanwhile no longer matches. Holders without a row: ours (told by the shape of the name) when the caller has missed
+-- the row for a lease (:orphaned), strangers by the age of the lock, as in the tutorial.
 --
 -- What may have been running is claimed alone next time. Only a death with nothing beside it counts as a crash, so
 -- the neighbours of a job that kills its process lose nothing.
@@ -334,6 +348,7 @@ WITH RECURSIVE holders AS (
                                                        ELSE %(foreign_age)s::float8 END)
         FROM holders h
         WHERE h.locked_by IS NOT NULL AND NOT EXISTS (SELECT FROM {workers} w WHERE w.name = h.locked_by)
+          AND (h.locked_by !~ %(own_name)s OR h.locked_by = ANY(%(orphaned)s::text[]))
     ) gone
     JOIN {jobs} j ON j.status = 'running' AND j.locked_by = gone.holder
     WHERE gone.age = interval '0' OR coalesce(j.locked_at, j.updated_at) < {clock}() - gone.age
@@ -400,10 +415,12 @@ SELECT w.id, w.kind, w.attempts, w.locked_by AS worker, w.verdict AS status, w.r
 FROM worded w JOIN reclaimed r ON r.id = w.id
 
 -- name: end_silent_sentries
--- A frozen or cut-off sentry keeps the lock and nobody is woken: end its session.
+-- A frozen or cut-off sentry keeps the lock and nobody is woken: end its session. Process ids come round again, so the
+-- session must have begun before the worker fell silent.
 SELECT pg_terminate_backend(l.pid)
 FROM pg_locks l
 JOIN {workers} w ON w.listener_pid = l.pid
+JOIN pg_stat_activity a ON a.pid = l.pid AND a.backend_start < w.heartbeat_at
 WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND l.objsubid = 1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND (l.classid::bigint << 32 | l.objid::bigint) = {lock}
