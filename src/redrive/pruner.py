@@ -34,6 +34,8 @@ class Pruner(Service):
         super().__init__(database)
         self._control = control
         self._settings = settings
+        self.pruned = 0
+        """Jobs removed so far."""
         self._after = 0
         self._window = WINDOW
         self._partitions_ready = not settings.archive
@@ -77,7 +79,7 @@ class Pruner(Service):
         )
         if seen.expired:
             name = "archive_finished" if self._settings.archive else "delete_finished"
-            await self._control.run(named(name, schema, ids=seen.expired))
+            self.pruned += len(await self._control.run(named(name, schema, ids=seen.expired)))
         self._after = seen.last_id
         return bool(seen.seen == self._window and not seen.young)
 

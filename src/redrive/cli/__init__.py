@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -18,19 +19,32 @@ from redrive.cli.exits import CODES, told
 COMMANDS = {
     "migrate": "redrive.cli.migrate",
     "worker": "redrive.cli.worker",
+    "enqueue": "redrive.cli.enqueue",
+    "jobs": "redrive.cli.look",
+    "show": "redrive.cli.show",
+    "dead": "redrive.cli.dead",
+    "requeue": "redrive.cli.mend",
+    "cancel": "redrive.cli.mend",
+    "prune": "redrive.cli.prune",
+    "workers": "redrive.cli.look",
+    "health": "redrive.cli.health",
+    "explain": "redrive.cli.explain",
+    "completion": "redrive.cli.completion",
+    "demo": "redrive.demo",
 }
+"""Each command and its module, in the order in which a newcomer meets them."""
 
 
 class Commands(click.Group):
     """The commands, imported one by one when they are asked for, and their errors told in one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """List the names in the order in which a newcomer meets them."""
-        return list(COMMANDS)
+        """List the names."""
+        return [name for name, module in COMMANDS.items() if find_spec(module)]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command and give the command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
         found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
         return found
@@ -45,7 +59,13 @@ EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meanin
 
 
 @click.group(
-    cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=Commands,
+    epilog=EPILOG,
+    context_settings={
+        "auto_envvar_prefix": "REDRIVE",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
 )
 @click.version_option(package_name="redrive", prog_name="redrive")
 def cli() -> None:

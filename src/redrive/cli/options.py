@@ -28,6 +28,8 @@ def setting(flag: str, text: str, *, metavar: str | None = None, variable: str =
     variable = variable or "REDRIVE_" + flag.split("/", maxsplit=1)[0].removeprefix("--").replace("-", "_").upper()
     if "/" not in flag:
         more = {"metavar": metavar or "SECONDS", **more}
+    # The variable is the setting's own, and settings.load reads it: none of click's making beside it.
+    more["allow_from_autoenv"] = False
     return click.option(flag, default=None, help=f"{text}  [env: {variable}]", **more)
 
 
@@ -41,6 +43,22 @@ def database(command: F) -> F:
         variable="REDRIVE_DATABASE_URL or DATABASE_URL",
     )
     return url(schema(command))
+
+
+def as_json(command: F) -> F:
+    """Add the flag for scripts."""
+    return click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")(command)
+
+
+def application(command: F) -> F:
+    """Add the flag that names the application."""
+    flag = click.option(
+        "--app",
+        envvar="REDRIVE_APP",
+        metavar="MODULE:QUEUE",
+        help="The application's queue, for what only its handlers know.  [env: REDRIVE_APP]",
+    )
+    return flag(command)
 
 
 def connected(database_url: str | None, schema: str | None) -> Queue:

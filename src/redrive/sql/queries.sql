@@ -552,7 +552,9 @@ LIMIT %(limit)s
 SELECT count(*) AS jobs, min(updated_at) AS first, max(updated_at) AS last, (array_agg(id ORDER BY id))[1:10] AS sample,
        coalesce(max(id), 0) AS last_id
 FROM {jobs}
-WHERE status = ANY(%(statuses)s::text[]) AND status IN ('failed', 'dead')
+-- A `failed` without one of our reasons counts as dead, as in dead_groups.
+WHERE status IN ('failed', 'dead') AND (status = ANY(%(statuses)s::text[]) OR 'dead' = ANY(%(statuses)s::text[])
+       AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
   AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
   AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
   AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
@@ -563,7 +565,8 @@ WHERE status = ANY(%(statuses)s::text[]) AND status IN ('failed', 'dead')
 -- job once; the history stays in failures.
 WITH chosen AS MATERIALIZED (
     SELECT id FROM {jobs}
-    WHERE status = ANY(%(statuses)s::text[]) AND status IN ('failed', 'dead')
+    WHERE status IN ('failed', 'dead') AND (status = ANY(%(statuses)s::text[]) OR 'dead' = ANY(%(statuses)s::text[])
+       AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
       AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
       AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
       AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
@@ -608,6 +611,13 @@ RETURNING j.id, c.status AS was
 -- name: list_workers
 SELECT name, host, pid, version, kinds, concurrency, in_flight, started_at, problem,
        extract(epoch FROM {clock}() - heartbeat_at)::float8 AS silent_for, extract(epoch FROM lease)::float8 AS lease,
+-- name: cancel_preview
+SELECT count(*) FILTER (WHERE status = 'pending') AS pending, count(*) FILTER (WHERE status = 'running') AS running,
+       (array_agg(id ORDER BY id))[1:10] AS sample
+FROM {jobs}
+WHERE status IN ('pending', 'running') AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))
+  AND (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(key)s::text IS NULL OR key = %(key)s)
+
        heartbeat_at > {clock}() - lease AS alive
 FROM {workers} ORDER BY name
 
@@ -629,6 +639,30 @@ GROUP BY kind ORDER BY age DESC
 
 -- name: clock
 SELECT {clock}() AS now
+
+-- name: silent_holders
+-- Who holds running jobs and has been silent for so many leases that the reapers of others should have taken them back.
+SELECT j.locked_by AS worker, count(*) AS jobs,
+       extract(epoch FROM {clock}() - min(coalesce(w.heartbeat_at, j.locked_at, j.updated_at)))::float8 AS silent_for
+FROM {jobs} j
+LEFT JOIN {workers} w ON w.name = j.locked_by
+WHERE j.status = 'running'
+  AND coalesce(w.heartbeat_at, j.locked_at, j.updated_at) < {clock}() - %(slack)s::float8 * coalesce(
+          w.lease, make_interval(secs => CASE WHEN j.locked_by ~ %(own_name)s THEN %(lease)s::float8
+                                              ELSE %(foreign_age)s::float8 END))
+GROUP BY j.locked_by
+ORDER BY jobs DESC
+LIMIT 20
+
+-- name: unexplained_failures
+-- A `failed` that gives none of our reasons was written by a stranger, and nobody looks at it unless told.
+SELECT kind, count(*) AS jobs, max(id) AS last_id
+FROM {jobs}
+WHERE status = 'failed' AND updated_at >= {clock}() - make_interval(secs => %(within)s::float8)
+  AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')
+GROUP BY kind
+ORDER BY jobs DESC
+LIMIT 20
 
 
 ------------------------------------------------------------------------------------------------ the schema itself

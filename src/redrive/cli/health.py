@@ -1,0 +1,146 @@
+"""``redrive health``: is work being done? Judged by the loops that do it and by the age of what is due.
+
+Not by jobs per minute, which says nothing at night, nor by a process that is there. It reads what every worker writes
+with its heartbeat, and looks only: one connection, a handful of statements that stay quick on a large table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from redrive.cli import screen
+from redrive.cli.exits import OK, PROBLEM, Trouble
+from redrive.cli.options import as_json, database, examples
+from redrive.cli.session import Session, session
+
+PATIENCE = 30.0
+"""Seconds for which a kind may be due with no worker that knows it, as during a deploy."""
+SLACK = 2.0
+"""Leases of silence after which a worker's jobs should long have been taken back by others."""
+DAY = 86_400.0
+
+
+@dataclass
+class Findings:
+    """What was looked at, and what is wrong with it."""
+
+    problems: list[str] = field(default_factory=list)
+    workers: int = 0
+    oldest_due: float = 0.0
+    exit_code: int = OK
+
+    def found(self, problem: str, exit_code: int = PROBLEM) -> None:
+        """Note a problem."""
+        self.problems.append(screen.one_line(problem))
+        self.exit_code = max(self.exit_code, exit_code)
+
+
+@click.command(
+    short_help="Say whether work is being done.",
+    epilog=examples(
+        "redrive health || systemctl restart app-worker",
+        "redrive health --max-age 1h --json",
+        "redrive health --workers 0      # workers come from cron, with --once",
+    ),
+)
+@click.option(
+    "--max-age",
+    default="300",
+    metavar="SECONDS",
+    help="How long a due job may wait: 90, 5m, 2h.  [default: 300]",
+)
+@click.option("--workers", "expected", type=click.IntRange(0), default=1, show_default=True, help="Live ones wanted.")
+@as_json
+@database
+@click.pass_context
+def health(
+    ctx: click.Context,
+    database_url: str | None,
+    schema: str | None,
+    max_age: str,
+    *,
+    expected: int,
+    as_json: bool,
+) -> None:
+    """Say whether work is being done; exit 0 when it is, else say why not, a line a reason.
+
+    Looked at are the database and its schema, the loops of every worker as its heartbeat tells, the age of the oldest
+    due job, due kinds that no live worker knows, jobs whose holder fell silent, and jobs of the last day that some
+    other worker ended as failed without a reason. A long job, or an idle night, is no problem.
+    """
+    from redrive.settings import seconds
+
+    limit = seconds(max_age, "--max-age")
+    findings = Findings()
+    try:
+        with session(database_url, schema) as now:
+            _look(now, findings, limit, expected)
+    except Trouble as trouble:
+        findings.found(trouble.message, trouble.exit_code)
+    _tell(findings, as_json=as_json)
+    ctx.exit(findings.exit_code)
+
+
+def _tell(findings: Findings, *, as_json: bool) -> None:
+    if as_json:
+        healthy = not findings.problems
+        seen = {"workers": findings.workers, "oldest_due": findings.oldest_due}
+        screen.document({"healthy": healthy, "problems": findings.problems, **seen})
+    elif findings.problems:
+        for problem in findings.problems:
+            click.secho(problem, fg="red")
+    else:
+        due = (
+            f"the oldest due job waits {screen.span(findings.oldest_due)}" if findings.oldest_due else "nothing is due"
+        )
+        click.secho(f"healthy: {findings.workers} live worker{'s' * (findings.workers != 1)}, {due}", fg="green")
+
+
+def _look(now: Session, findings: Findings, max_age: float, expected: int) -> None:
+    from redrive import store
+    from redrive.statements import named
+
+    alive = [worker for worker in now.ask(store.workers(now.schema)) if worker.alive]
+    findings.workers = len(alive)
+    if len(alive) < expected:
+        findings.found(f"{len(alive)} of {expected} workers alive: start some with `redrive worker app.jobs:queue`")
+    for worker in alive:
+        if worker.problem:
+            findings.found(f"worker {worker.name}: {_masked(worker.problem)}")
+    _look_at_due(now.ask(store.oldest_due(now.schema)), alive, findings, max_age)
+    for holder in now.ask(named("silent_holders", now.schema, slack=SLACK, **_leases(now))):
+        findings.found(
+            f"{screen.jobs(holder.jobs, 'running')} held by {holder.worker or 'nobody'}, which is silent for "
+            f"{screen.span(holder.silent_for)}: a live redrive worker would have taken them back"
+        )
+    for row in now.ask(named("unexplained_failures", now.schema, within=DAY)):
+        findings.found(
+            f"{screen.jobs(row.jobs)} of kind {row.kind} failed within a day without a reason of redrive's, the last is "
+            f"{row.last_id}: another worker wrote them; see `redrive dead --kind {row.kind}`"
+        )
+
+
+def _look_at_due(due: list[Any], alive: list[Any], findings: Findings, max_age: float) -> None:
+    known = {kind for worker in alive for kind in worker.kinds}
+    findings.oldest_due = max((row.age for row in due), default=0.0)
+    for row in due:
+        if alive and row.kind not in known and row.age > min(PATIENCE, max_age):
+            findings.found(f"kind {row.kind} is due for {screen.span(row.age)} and no live worker knows it")
+        elif row.age > max_age:
+            findings.found(f"the oldest job of kind {row.kind} is due for {screen.span(row.age)}")
+
+
+def _leases(now: Session) -> dict[str, Any]:
+    from redrive.reaper import OWN_NAME
+
+    settings = now.queue.settings
+    return {"own_name": OWN_NAME, "lease": settings.lease, "foreign_age": settings.foreign_lease}
+
+
+def _masked(text: str) -> str:
+    from redrive.masking import mask_text
+
+    return mask_text(text)

@@ -1,0 +1,100 @@
+"""One connection for one command: opened, checked for redrive's tables, able to read every row that Postgres can hold.
+
+A row that Python could not read is the one that the operator looks for: a year 12000, an infinity, a number of 5000
+digits. These come as NEVER, ALWAYS or text instead of an error.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redrive.cli.exits import told
+from redrive.cli.options import connected
+from redrive.cli.screen import ALWAYS, NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    import psycopg
+
+    from redrive.queue import Queue
+    from redrive.statements import Statement
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Session:
+    """A queue, a connection to its database, and the time that it is there."""
+
+    queue: Queue
+    conn: psycopg.Connection[Any]
+    now: datetime
+
+    @property
+    def schema(self) -> str:
+        """The schema that holds the installation."""
+        return self.queue.schema
+
+    def ask(self, statement: Statement[T]) -> list[T]:
+        """Run a statement."""
+        return self.queue.ask(statement, self.conn)
+
+
+@contextmanager
+def session(database_url: str | None, schema: str | None) -> Iterator[Session]:
+    """Open the session of a command; what fails in it is told in one line.
+
+    Raises:
+        Trouble: when there is no database, or no tables in it.
+    """
+    import psycopg
+
+    from redrive.connections import conninfo
+    from redrive.migrate import demand_migrated, installed
+    from redrive.statements import named
+
+    queue = connected(database_url, schema)
+    with told(queue.schema):
+        dsn = conninfo(queue.settings.database_url, application="redrive cli")
+        # No prepared statements: a pooler may stand in between, and a generic plan would miss the partial indexes.
+        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
+            demand_migrated(installed(conn, queue.schema), queue.schema)
+            _read_everything(conn)
+            [clock] = queue.ask(named("clock", queue.schema), conn)
+            yield Session(queue, conn, clock.now)
+
+
+def _read_everything(conn: psycopg.Connection[Any]) -> None:
+    from psycopg.types.json import set_json_loads
+
+    set_json_loads(_json, conn)
+    conn.adapters.register_loader("timestamptz", _timestamps())
+
+
+def _json(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text if isinstance(text, str) else text.decode()
+
+
+@cache
+def _timestamps() -> Any:
+    from psycopg import DataError
+    from psycopg.types.datetime import TimestamptzLoader
+
+    class Lenient(TimestamptzLoader):
+        def load(self, data: Any) -> datetime:
+            try:
+                return super().load(data)
+            except DataError:
+                text = bytes(data)
+                return ALWAYS if text.startswith(b"-") or text.endswith(b"BC") else NEVER
+
+    return Lenient
