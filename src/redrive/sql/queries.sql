@@ -549,10 +549,10 @@ ORDER BY jobs DESC, kind, error
 LIMIT %(limit)s
 
 -- name: requeue_preview
+-- A `failed` without one of our reasons counts as dead, as in dead_groups.
 SELECT count(*) AS jobs, min(updated_at) AS first, max(updated_at) AS last, (array_agg(id ORDER BY id))[1:10] AS sample,
        coalesce(max(id), 0) AS last_id
 FROM {jobs}
--- A `failed` without one of our reasons counts as dead, as in dead_groups.
 WHERE status IN ('failed', 'dead') AND (status = ANY(%(statuses)s::text[]) OR 'dead' = ANY(%(statuses)s::text[])
        AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
   AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
@@ -608,9 +608,6 @@ FROM chosen c
 WHERE j.id = c.id
 RETURNING j.id, c.status AS was
 
--- name: list_workers
-SELECT name, host, pid, version, kinds, concurrency, in_flight, started_at, problem,
-       extract(epoch FROM {clock}() - heartbeat_at)::float8 AS silent_for, extract(epoch FROM lease)::float8 AS lease,
 -- name: cancel_preview
 SELECT count(*) FILTER (WHERE status = 'pending') AS pending, count(*) FILTER (WHERE status = 'running') AS running,
        (array_agg(id ORDER BY id))[1:10] AS sample
@@ -618,6 +615,9 @@ FROM {jobs}
 WHERE status IN ('pending', 'running') AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))
   AND (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(key)s::text IS NULL OR key = %(key)s)
 
+-- name: list_workers
+SELECT name, host, pid, version, kinds, concurrency, in_flight, started_at, problem,
+       extract(epoch FROM {clock}() - heartbeat_at)::float8 AS silent_for, extract(epoch FROM lease)::float8 AS lease,
        heartbeat_at > {clock}() - lease AS alive
 FROM {workers} ORDER BY name
 
@@ -636,9 +636,6 @@ WITH RECURSIVE found AS (
 )
 SELECT kind, extract(epoch FROM {clock}() - min(run_at))::float8 AS age FROM found WHERE run_at <= {clock}()
 GROUP BY kind ORDER BY age DESC
-
--- name: clock
-SELECT {clock}() AS now
 
 -- name: silent_holders
 -- Who holds running jobs and has been silent for so many leases that the reapers of others should have taken them back.
@@ -663,6 +660,9 @@ WHERE status = 'failed' AND updated_at >= {clock}() - make_interval(secs => %(wi
 GROUP BY kind
 ORDER BY jobs DESC
 LIMIT 20
+
+-- name: clock
+SELECT {clock}() AS now
 
 
 ------------------------------------------------------------------------------------------------ the schema itself
