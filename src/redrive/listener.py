@@ -18,7 +18,7 @@ from psycopg.sql import Identifier
 from redrive.connections import Control, is_outage
 from redrive.events import ListenerDeaf, emit
 from redrive.service import FOR_EVER, Database, Service
-from redrive.sql import channel, compose
+from redrive.sql import channel, compose, text_of
 from redrive.statements import Statement, named
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Listener(Service):
             return False
         self._conn.add_notify_handler(self._on_notify)
         for name in (self._all, self._own, TUTORIAL_CHANNEL):
-            await self._say(Statement(compose("LISTEN {name}", schema, name=Identifier(name)), psycopg.rows.tuple_row))
+            await self._say(Statement(compose(text_of("listen"), schema, heard=Identifier(name)), psycopg.rows.tuple_row))
         self._nonce = secrets.token_hex(8)
         self._heard.clear()
         await self._speaker.run(named("notify", schema, channel=self._own, message=self._nonce))
