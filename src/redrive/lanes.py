@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from redrive.job import ClaimedJob
 
-HEAD = (datetime(1, 1, 1, tzinfo=UTC), 0)
+HEAD = (datetime(1, 1, 1, tzinfo=UTC), -(2**63))
 LOOK_BACK = timedelta(seconds=2)
 PATIENCE = 20
 """A look from the head is followed by a pause of this many times its own duration."""
@@ -49,6 +49,8 @@ class Plan:
     quotas: Sequence[int]
     marks: Sequence[tuple[datetime, int]]
     limit: int
+    head: bool
+    """Lanes that are known to be poor are looked at from their heads. A lane never claimed from always is."""
     whole: bool
     """Every lane is looked at from its head."""
 
@@ -105,11 +107,12 @@ class Lanes:
             for lane in peers:
                 quotas.append(max(1, min(fair, share(lane.kind))))
                 marks.append(self._start(lane, head=head, sweep=sweep))
-        return Plan(ordered, quotas, marks, limit, whole=all(mark is HEAD for mark in marks))
+        return Plan(ordered, quotas, marks, limit, head=head, whole=all(mark is HEAD for mark in marks))
 
     def claimed(self, plan: Plan, jobs: Sequence[ClaimedJob], took: float, now: float) -> list[ClaimedJob]:
         """Learn from a claim's answer, which took *took* seconds; gives the jobs in the order in which to run them."""
-        if any(mark is HEAD for mark in plan.marks):
+        # Only then: drawn out by every claim that has some lane's head in it, the pause would never end for the others.
+        if plan.head:
             pause = took * PATIENCE if took > SLOW * (1 + len(jobs) / 50) else 0.0
             self._head_at = now + pause
             if plan.whole:
@@ -120,13 +123,15 @@ class Lanes:
         ordered: list[ClaimedJob] = []
         full = len(jobs) >= plan.limit
         for lane, quota in zip(plan.lanes, plan.quotas, strict=True):
+            reached = not full or len(ordered) < plan.limit
             taken = sorted(found.get((lane.kind, lane.priority, lane.name), ()), key=_by_time)
             if taken:
                 lane.mark = max(lane.mark, _by_time(taken[-1]))
                 lane.seen = max(lane.seen, now)
                 ordered += taken
-            if not full or taken:
-                lane.rich = len(taken) >= quota
+            if reached:  # where the claim's own limit cut a lane short there is more, as where its quota did
+                cut = full and len(ordered) >= plan.limit
+                lane.rich = bool(taken) and (cut or len(taken) >= quota)
         return ordered
 
     @property
