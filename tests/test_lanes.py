@@ -1,0 +1,277 @@
+"""Where a worker looks next: priority first, then fair, then oldest first; and nothing is overlooked for good."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from redrive.lanes import FORGET_AFTER, HEAD, LOOK_BACK, PATIENCE, SLOW, Lanes
+from support_engine import NOW, claimed
+
+QUICK = SLOW / 2
+DEAR = 0.1
+
+
+def many(_kind: str) -> int:
+    return 1000
+
+
+def job(kind: str, number: int, *, priority: int = 5, lane: str = "", at: float = 0.0) -> Any:
+    return claimed(kind, id=number, priority=priority, lane=lane, run_at=NOW + timedelta(seconds=at))
+
+
+def found(kind: str, *, priority: int = 5, lane: str = "", due_in: float = -1.0) -> Any:
+    return SimpleNamespace(kind=kind, priority=priority, lane=lane, due_in=due_in)
+
+
+def keys(plan: Any) -> list[tuple[str, int, str]]:
+    return [(lane.kind, lane.priority, lane.name) for lane in plan.lanes]
+
+
+@dataclass
+class Table:
+    """Pending rows by lane, and the claim as queries.sql says it."""
+
+    rows: dict[tuple[str, int, str], list[Any]] = field(default_factory=dict)
+
+    def add(self, *jobs: Any) -> None:
+        for each in jobs:
+            self.rows.setdefault((each.kind, each.priority, each.lane), []).append(each)
+        for lane in self.rows.values():
+            lane.sort(key=lambda one: (one.run_at, one.id))
+
+    def survey(self) -> list[Any]:
+        return [found(kind, priority=priority, lane=lane) for (kind, priority, lane), rows in self.rows.items() if rows]
+
+    def claim(self, plan: Any) -> list[Any]:
+        taken: list[Any] = []
+        for lane, quota, mark in zip(plan.lanes, plan.quotas, plan.marks, strict=True):
+            rows = self.rows.get((lane.kind, lane.priority, lane.name), [])
+            ahead = [row for row in rows if mark is HEAD or (row.run_at, row.id) > mark]
+            taken += ahead[: min(quota, plan.limit - len(taken))]
+        for row in taken:
+            self.rows[row.kind, row.priority, row.lane].remove(row)
+        return taken[::-1]  # UPDATE … RETURNING promises no order
+
+    @property
+    def left(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+
+@dataclass
+class Claimer:
+    """A worker's loop around its lanes: survey where nothing is known to be there, then claim."""
+
+    table: Table
+    lanes: Lanes
+    now: float = 100.0
+    took: float = QUICK
+
+    def turn(self, limit: int, share: Any = many) -> list[Any]:
+        self.now += 0.01 + self.took
+        if not self.lanes.any_rich:
+            due, _ = self.lanes.surveyed(self.table.survey(), self.now)
+            if not due:
+                return []
+        plan = self.lanes.plan(limit, share, self.now)
+        jobs = self.lanes.claimed(plan, self.table.claim(plan), self.took, self.now)
+        assert len(jobs) <= limit
+        return jobs
+
+
+class TestOrder:
+    def test_a_lower_priority_number_runs_first_whatever_was_enqueued_first(self):
+        table = Table()
+        table.add(*(job("a", n, priority=9 - n, at=n) for n in range(10)))
+        claimer = Claimer(table, Lanes(["a"]))
+        assert [one.priority for one in claimer.turn(100)] == list(range(10))
+
+    def test_within_a_lane_the_oldest_run_at_comes_first_and_then_the_lowest_id(self):
+        table = Table()
+        table.add(job("a", 1, at=5), job("a", 4, at=-5), job("a", 3, at=5), job("a", 2, at=-5))
+        assert [one.id for one in Claimer(table, Lanes(["a"])).turn(100)] == [2, 4, 1, 3]
+
+    def test_priority_comes_before_run_at(self):
+        """CL-07: documented order; an old unimportant job does not beat a new important one."""
+        table = Table()
+        table.add(job("a", 1, priority=6, at=-3600), job("b", 2, priority=5, at=0))
+        assert [one.id for one in Claimer(table, Lanes(["a", "b"])).turn(1)] == [2]
+
+    def test_a_delayed_job_holds_up_nothing_else_of_its_lane(self):
+        """CL-08: the survey of a lane whose first job is not due says when it will be."""
+        lanes = Lanes(["a"])
+        due, soonest = lanes.surveyed([found("a", due_in=3600), found("a", lane="x", due_in=7)], now=1)
+        assert (due, soonest) == (False, 7)
+        due, soonest = lanes.surveyed([found("a", due_in=3600), found("a", lane="x", due_in=0)], now=1)
+        assert (due, soonest) == (True, 3600)
+
+
+class TestFairness:
+    def test_a_flood_of_one_kind_leaves_the_other_kinds_their_turn(self):
+        table = Table()
+        table.add(*(job("export", n) for n in range(1000)))
+        table.add(*(job("mail", n) for n in range(2000, 2003)))
+        claimer = Claimer(table, Lanes(["export", "mail"]))
+        kinds = Counter(one.kind for one in claimer.turn(10))
+        assert kinds["mail"] == 3
+
+    def test_two_floods_share_evenly_even_one_slot_at_a_time(self):
+        for limit in (1, 2, 3, 10):
+            table = Table()
+            table.add(*(job("a", n) for n in range(1000)), *(job("b", n) for n in range(1000, 2000)))
+            claimer = Claimer(table, Lanes(["a", "b"]))
+            kinds = Counter(one.kind for _ in range(100) for one in claimer.turn(limit))
+            assert abs(kinds["a"] - kinds["b"]) <= limit, (limit, kinds)
+
+    def test_a_flood_in_one_tenants_lane_leaves_the_other_tenants_theirs(self):
+        table = Table()
+        table.add(*(job("a", n, lane="big") for n in range(1000)))
+        table.add(*(job("a", n, lane=f"small{n}") for n in range(6000, 6020)))
+        claimer = Claimer(table, Lanes(["a"]))
+        first = [one for _ in range(6) for one in claimer.turn(10)]
+        assert sum(one.lane != "big" for one in first) == 20
+
+    def test_no_lane_is_asked_for_more_than_the_share_of_its_kind(self):
+        table = Table()
+        table.add(*(job("slow", n) for n in range(100)), *(job("quick", n) for n in range(100, 200)))
+        claimer = Claimer(table, Lanes(["slow", "quick"]))
+        kinds = Counter(one.kind for one in claimer.turn(50, lambda kind: 4 if kind == "slow" else 1000))
+        assert kinds["slow"] <= 4
+
+    def test_a_share_of_nothing_still_looks_for_one(self):
+        lanes = Lanes(["a"])
+        assert list(lanes.plan(10, lambda _kind: 0, 100.0).quotas) == [1]
+
+
+class TestMarks:
+    def claimer(self, **settings: Any) -> Claimer:
+        table = Table()
+        table.add(*(job("a", n, at=n * 10) for n in range(100)))
+        return Claimer(table, Lanes(["a"]), **settings)
+
+    def test_a_lane_that_filled_its_quota_is_looked_at_from_where_it_stopped(self):
+        claimer = self.claimer()
+        claimer.turn(10)
+        plan = claimer.lanes.plan(10, many, claimer.now + 0.01)
+        assert list(plan.marks) == [(NOW + timedelta(seconds=90), 9)]
+
+    def test_a_lane_that_came_back_short_is_looked_at_from_its_head(self):
+        claimer = self.claimer()
+        claimer.turn(200)
+        plan = claimer.lanes.plan(10, many, claimer.now + 0.01)
+        assert plan.marks[0] is HEAD
+        assert plan.params()["marks"] == ["-infinity"]
+
+    def test_while_a_look_from_the_head_is_dear_a_lane_is_looked_at_from_shortly_before_its_mark(self):
+        claimer = self.claimer(took=DEAR)
+        claimer.turn(200)
+        plan = claimer.lanes.plan(10, many, claimer.now + 0.01)
+        assert list(plan.marks) == [(NOW + timedelta(seconds=990) - LOOK_BACK, 0)]
+        later = claimer.lanes.plan(10, many, claimer.now + DEAR * PATIENCE + 0.01)
+        assert later.marks[0] is HEAD
+        assert claimer.lanes.head_held_until > claimer.now
+
+    def test_a_claim_that_takes_its_time_because_it_brings_much_is_not_dear(self):
+        table = Table()
+        table.add(*(job("a", n) for n in range(1000)))
+        claimer = Claimer(table, Lanes(["a"]), took=SLOW * 5)
+        claimer.turn(2000)
+        assert claimer.lanes.head_held_until <= claimer.now
+
+    def test_a_row_committed_far_behind_the_mark_is_found_within_seconds_although_the_lane_stays_full(self):
+        claimer = self.claimer()
+        claimer.turn(10)
+        late = job("a", 999, at=-3600)
+        claimer.table.add(late)
+        began = claimer.now
+        while late not in claimer.turn(1):
+            assert claimer.now - began < 3
+        assert claimer.table.left, "the lane was never empty meanwhile"
+
+    def test_a_row_with_a_run_at_before_all_time_and_any_id_is_found_from_the_head(self):
+        mark = Lanes(["a"]).plan(1, many, 100.0).params()
+        assert (mark["marks"], mark["mark_ids"]) == (["-infinity"], [-(2**63)])
+
+    def test_marks_never_go_back(self):
+        claimer = self.claimer()
+        claimer.turn(50)
+        claimer.table.add(job("a", 500, at=-100))
+        claimer.now += 5
+        claimer.turn(1)
+        plan = claimer.lanes.plan(10, many, claimer.now + 0.001)
+        assert plan.marks[0] >= (NOW + timedelta(seconds=490), 49)
+
+
+class TestMemory:
+    def test_a_lane_that_nobody_has_seen_for_long_is_forgotten_but_never_a_kinds_own(self):
+        lanes = Lanes(["a", "b"])
+        lanes.surveyed([found("a", lane="tenant"), found("b", priority=1)], now=1000.0)
+        assert len(keys(lanes.plan(10, many, 1000.0))) == 4
+        lanes.surveyed([found("b", priority=1)], now=1000.0 + FORGET_AFTER + 1)
+        assert sorted(keys(lanes.plan(10, many, 2000.0))) == [("a", 5, ""), ("b", 1, ""), ("b", 5, "")]
+
+    def test_a_lane_that_was_claimed_from_is_not_forgotten(self):
+        table = Table()
+        table.add(*(job("a", n, lane="tenant") for n in range(3)))
+        claimer = Claimer(table, Lanes(["a"]))
+        claimer.turn(1)
+        claimer.now += FORGET_AFTER
+        claimer.turn(1)
+        claimer.lanes.surveyed([], claimer.now + 1)
+        assert ("a", 5, "tenant") in keys(claimer.lanes.plan(1, many, claimer.now))
+
+
+LANES = st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(["", "x", "y"]))
+JOBS = st.lists(st.tuples(LANES, st.integers(-5000, 5000)), max_size=80)
+COST = st.sampled_from([QUICK, QUICK, DEAR])
+TURNS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), COST, JOBS), min_size=1, max_size=8)
+
+
+class TestNothingIsOverlooked:
+    @given(turns=TURNS)
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def test_whatever_is_committed_when_and_however_dear_a_look_every_row_is_taken_once(self, turns):
+        """Rows land anywhere, also behind every mark; between them claims of any size, slow and quick."""
+        table, number, taken = Table(), 0, []
+        claimer = Claimer(table, Lanes("abc"))
+        for limit, share, took, rows in turns:
+            for (kind, priority, lane), at in rows:
+                number += 1
+                table.add(job(kind, number, priority=priority, lane=lane, at=at))
+            claimer.took = took
+            for _ in range(3):
+                taken += claimer.turn(limit, lambda _kind, share=share: share)
+        end = claimer.now + 60
+        while table.left:
+            taken += claimer.turn(7, lambda _kind: 3)
+            assert claimer.now < end, f"{table.left} rows were never looked at"
+        assert sorted(one.id for one in taken) == list(range(1, number + 1))
+
+    @given(
+        limit=st.integers(1, 12),
+        backlogs=st.lists(st.integers(1, 60), min_size=2, max_size=12),
+        took=COST,
+    )
+    @settings(max_examples=150, deadline=None)
+    def test_of_lanes_of_one_priority_none_waits_longer_than_a_turn_of_each(self, limit, backlogs, took):
+        table, number = Table(), 0
+        for lane, backlog in enumerate(backlogs):
+            for _ in range(backlog):
+                number += 1
+                table.add(job("a", number, lane=str(lane)))
+        claimer = Claimer(table, Lanes(["a"]), took=took)
+        waited: Counter[str] = Counter()
+        while table.left:
+            waiting = {lane for (_, _, lane), rows in table.rows.items() if rows}
+            served = {one.lane for one in claimer.turn(limit)}
+            for lane in waiting - served:
+                waited[lane] += 1
+                assert waited[lane] <= 2 * len(backlogs) + 3 * (took > SLOW) * PATIENCE, (lane, waited)
+            for lane in served:
+                waited[lane] = 0
