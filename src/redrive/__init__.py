@@ -1,17 +1,31 @@
 """redrive: background jobs on the Postgres you have. No job is lost, no job fails silently."""
 
-from redrive.errors import (
-    Dead,
-    Discard,
-    InvalidOption,
-    InvalidPayload,
-    LeaseLost,
-    RedriveError,
-    Retry,
-    Snooze,
-)
-from redrive.job import ClaimedJob, Enqueued, Job
-from redrive.queue import Queue
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redrive.errors import (
+        Dead,
+        Discard,
+        InvalidOption,
+        InvalidPayload,
+        LeaseLost,
+        RedriveError,
+        Retry,
+        Snooze,
+    )
+    from redrive.job import ClaimedJob, Enqueued, Job
+    from redrive.queue import Queue
+else:
+    # Imported when first asked for: `redrive --help` is this package's, too, and need not wait for the driver.
+    def __getattr__(name: str) -> Any:
+        """Import a public name from the module that has it."""
+        for module in ("redrive.errors", "redrive.job", "redrive.queue") if name in __all__ else ():
+            if (found := vars(import_module(module)).get(name)) is not None:
+                globals()[name] = found
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ClaimedJob",

@@ -6,15 +6,13 @@ and a program.
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import click
 
-from redrive.cli.exits import CODES, told
+from redrive.cli.exits import CODES, Trouble, told
 
 COMMANDS = {
     "migrate": "redrive.cli.migrate",
@@ -46,13 +44,25 @@ class Commands(click.Group):
         """Import the module of a command and give the command."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        try:
+            found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        except ModuleNotFoundError as error:
+            if cmd_name != "demo":
+                raise
+            return _without_extra(error.name)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what an operator can mend becomes one line and an exit code."""
         with told():
             return super().invoke(ctx)
+
+
+def _without_extra(module: str | None) -> click.Command:
+    def say() -> None:
+        raise Trouble(f"{module} is not installed: pip install 'redrive[demo]'")
+
+    return click.Command("demo", callback=say, short_help="Watch it all work; needs the extra: redrive[demo].")
 
 
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in CODES.items())
@@ -69,14 +79,13 @@ EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meanin
 )
 @click.version_option(package_name="redrive", prog_name="redrive")
 def cli() -> None:
-    """Background jobs on the Postgres you have: no job is lost, no job fails silently."""
+    """Background jobs on the Postgres you have: no job is lost, no job fails silently.
+
+    The database is the one of --database-url, REDRIVE_DATABASE_URL or DATABASE_URL. A flag that sets how redrive works
+    names its variable in its help; any other is REDRIVE_, the command and the flag, as in REDRIVE_JOBS_LIMIT.
+    """
 
 
 def main() -> None:
     """Run the command line."""
-    try:
-        cli(prog_name="redrive")
-    except BrokenPipeError:
-        # The reader, `head` say, has had enough: nothing more to say, not even when the interpreter flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    cli(prog_name="redrive")

@@ -6,6 +6,7 @@ redrive's own, or of the application that was imported, keeps its traceback.
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ CODES = {
 
 # Of the server: it knows the role or the database not; of the connection: see connections.is_outage.
 _REFUSED = ("28", "3D")
+_LEFTOVER = re.compile("""(["'])[^"'@]*@""")
+_QUOTED = re.compile("""["'][^"']*["']""")
 _NO_TABLES = ("42P01", "3F000", "42883", "42703")
 
 
@@ -99,7 +102,10 @@ def _of_database(error: Exception, schema: str) -> Trouble | None:
     if is_outage(error) or state.startswith(_REFUSED):
         return Unreachable(f"the database can't be reached: {_line(error)}")
     if isinstance(error, psycopg.ProgrammingError) and not state:
-        return Misused(f"the database URL can't be read: {_line(error)}")
+        return Misused(
+            f"the database URL can't be read ({_QUOTED.sub('…', _line(error))}): write it as "
+            "postgresql://user:password@host/name, with %40 for an @ in the password and the like"
+        )
     return Trouble(f"the database refused: {_line(error)}")
 
 
@@ -108,4 +114,5 @@ def _line(error: Exception) -> str:
     from redrive.masking import mask_text
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return mask_text(" ".join(lines)) or type(error).__name__
+    # A password with an @ in it, not written as %40, is taken for a part of the host's name, and told in the error.
+    return _LEFTOVER.sub(r"\1***@", mask_text(" ".join(lines))) or type(error).__name__

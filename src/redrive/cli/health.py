@@ -93,10 +93,9 @@ def _tell(findings: Findings, *, as_json: bool) -> None:
         for problem in findings.problems:
             click.secho(problem, fg="red")
     else:
-        due = (
-            f"the oldest due job waits {screen.span(findings.oldest_due)}" if findings.oldest_due else "nothing is due"
-        )
-        click.secho(f"healthy: {findings.workers} live worker{'s' * (findings.workers != 1)}, {due}", fg="green")
+        oldest = findings.oldest_due
+        due = f"the oldest due job waits {screen.span(oldest)}" if oldest else "nothing is due"
+        click.secho(f"healthy: workers alive: {findings.workers}, {due}", fg="green")
 
 
 def _look(now: Session, findings: Findings, max_age: float, expected: int) -> None:
@@ -118,8 +117,8 @@ def _look(now: Session, findings: Findings, max_age: float, expected: int) -> No
         )
     for row in now.ask(named("unexplained_failures", now.schema, within=DAY)):
         findings.found(
-            f"{screen.jobs(row.jobs)} of kind {row.kind} failed within a day without a reason of redrive's, the last is "
-            f"{row.last_id}: another worker wrote them; see `redrive dead --kind {row.kind}`"
+            f"{screen.jobs(row.jobs)} of kind {row.kind} failed within a day and without a reason of redrive's, job "
+            f"{row.last_id} the last: another worker wrote so; see `redrive dead --kind {row.kind}`"
         )
 
 

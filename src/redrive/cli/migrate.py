@@ -29,12 +29,13 @@ def migrate(ctx: click.Context, database_url: str | None, schema: str | None, *,
     if sql:
         _print_script(database_url, schema)
         return
-    from redrive.migrate import latest, pending
+    from redrive.connections import conninfo
     from redrive.migrate import migrate as apply
+    from redrive.migrate import pending
     from redrive.sql import migrations
 
     queue = connected(database_url, schema)
-    url, name = queue.settings.database_url, queue.schema
+    url, name = conninfo(queue.settings.database_url, application="redrive migrate"), queue.schema
     if check:
         if behind := pending(url, name):
             click.echo(
@@ -45,21 +46,30 @@ def migrate(ctx: click.Context, database_url: str | None, schema: str | None, *,
         names = {step.version: step.name for step in migrations()}
         for version in apply(url, name, on_wait=lambda line: click.echo(line, err=True)):
             click.echo(f"applied {version:04d} {names[version]}")
-    click.echo(f"schema {name} is at version {latest()}, up to date")
+    click.echo(f"schema {name} is at version {_version(url, name)}, up to date")
 
 
 def _print_script(database_url: str | None, schema: str | None) -> None:
     """Print the missing steps; for a role without rights too, who needs the script most."""
-    import psycopg
-
-    from redrive.migrate import installed, script
+    from redrive.connections import conninfo
+    from redrive.migrate import script
     from redrive.queue import Queue
     from redrive.sql import migrations
 
     queue = Queue(database_url, schema=schema)
     there = 0
     if queue.settings.database_url:
-        with psycopg.connect(queue.settings.database_url, autocommit=True, connect_timeout=5) as conn:
-            there = installed(conn, queue.schema)
+        url = conninfo(queue.settings.database_url, application="redrive migrate")
+        there = _version(url, queue.schema)
     text = script(queue.schema, [step.version for step in migrations() if step.version > there])
     click.echo(text or f"-- schema {queue.schema} is at version {there}, up to date", nl=not text)
+
+
+def _version(url: str, schema: str) -> int:
+    """Give the schema's version, which may be newer than this code."""
+    import psycopg
+
+    from redrive.migrate import installed
+
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as conn:
+        return installed(conn, schema)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,8 @@ def prune(
     Workers do so all the time; this is for the impatient, and for other retentions than the workers'. A retention of 0
     is for ever. Only finished jobs are touched.
     """
+    import asyncio
+
     from redrive.settings import load
 
     typed = {f"retain_{name}": value for name, value in keep.items()} | {"archive": archive}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from redrive.cli.exits import OK
+from redrive.cli.exits import OK, Trouble, told
 from redrive.cli.options import database, examples, setting
 from redrive.cli.target import load_queue
 
@@ -61,8 +60,17 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
     help="How much to say on stderr.",
 )
 @database
+@click.pass_context
 def worker(
-    target: str, database_url: str | None, schema: str | None, log_level: str, *, once: bool, **given: Any
+    ctx: click.Context,
+    /,
+    *,
+    target: str,
+    database_url: str | None,
+    schema: str | None,
+    log_level: str,
+    once: bool,
+    **given: Any,
 ) -> None:
     """Run jobs of the queue TARGET (module:attribute, or REDRIVE_APP) until told to stop.
 
@@ -74,10 +82,12 @@ def worker(
     where: dict[str, Any] = {"database_url": database_url, "schema": schema}
     # What the handlers enqueue goes where their jobs came from.
     queue.settings = replace(queue.settings, **{name: value for name, value in where.items() if value is not None})
-    _work(queue, once=once, settings={name: value for name, value in given.items() if value is not None})
+    ctx.exit(_work(queue, once=once, settings={name: value for name, value in given.items() if value is not None}))
 
 
-def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> None:
+def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
+    import asyncio
+
     from redrive import log
 
     log.attach()
@@ -92,18 +102,25 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> None:
         worker.settings.concurrency,
         ", ".join(worker.kinds),
     )
+    code = OK
     with asyncio.Runner() as runner:
-        runner.run(worker.run(once=once))
+        try:
+            with told(worker.settings.schema):
+                runner.run(worker.run(once=once))
+        except Trouble as trouble:
+            trouble.show()
+            code = trouble.exit_code
         if worker.running_threads:
-            _leave_now()
-        leave = threading.Timer(LINGER, _leave_now)
+            _leave_now(code)
+        leave = threading.Timer(LINGER, _leave_now, [code])
         leave.daemon = True
         leave.start()
+    return code
 
 
-def _leave_now() -> None:
+def _leave_now(code: int) -> None:
     """End the process under handlers that don't return; their jobs have been handed back."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(OK)
+    os._exit(code)
