@@ -1,0 +1,126 @@
+"""What happens in the demo, in order. The parts can do more; the story only pulls their strings."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from redrive.store import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redrive.demo.stage import Stage
+
+UNKNOWN = "dee@dronse.example"
+CLOSED = "/cobalt"
+DELAY = 6.0
+READING = 3.0
+"""Seconds that a caption stands at least."""
+ORDERS: tuple[dict[str, Any], ...] = (
+    {"number": 1001, "customer": "Ada's Antiques", "email": "ada@antiques.example", "webhook": "/antiques"},
+    {
+        "number": 1002,
+        "customer": "Borealis",
+        "email": "bo@borealis.example",
+        "webhook": "/borealis",
+        "logo_pixels": 900_000_000,
+    },
+    {"number": 1003, "customer": "Cobalt Coffee", "email": "cy@cobalt.example", "webhook": CLOSED, "lines": 600},
+    {"number": 1004, "customer": "Delta Drones", "email": UNKNOWN, "webhook": "/drones"},
+)
+FIXES = (
+    ("send_email", "550", f"the mailbox {UNKNOWN} is opened"),
+    ("call_webhook", "410", f"the customer opens {CLOSED} again"),
+    ("export_invoice", "poison", "the release that can draw large logos is deployed"),
+)
+
+
+class CalledOff(Exception):
+    """The customer has changed their mind."""
+
+
+def play(stage: Stage) -> None:
+    """Play it all, up to the reckoning."""
+    orders_come_in(stage)
+    everything_fails(stage)
+    the_dead_are_seen(stage)
+    the_fix(stage)
+    stage.scene("Nothing was lost.", "What was enqueued, what the table says and what arrived agree.")
+
+
+def orders_come_in(stage: Stage) -> None:
+    """Enqueue, each order in a transaction of its own; one is rolled back."""
+    stage.scene(
+        "Orders come in.", "Each is one transaction: its row, a mail, a webhook and a PDF, all of it or nothing."
+    )
+    stage.shop.install(stage.connection)
+    for order in ORDERS:
+        taken = _place(stage, order)
+        stage.enqueued |= {job.id for job in taken}
+        stage.journal.tell("shop", f"order {order['number']} of {order['customer']}: {len(taken)} jobs", "work")
+        stage.pause(0.4)
+    with suppress(CalledOff), stage.connection.transaction():
+        _place(stage, {**ORDERS[0], "number": 1005})
+        raise CalledOff
+    stage.journal.tell("shop", "order 1005 is rolled back: its jobs never were", "work")
+    reminder = stage.shop.remind(stage.connection, "eve@trial.example", after=timedelta(seconds=DELAY))
+    stage.enqueued.add(reminder.id)
+    stage.journal.tell("shop", f"a reminder, to be sent in {DELAY:.0f} s", "work")
+    first, second = (stage.shop.report(stage.connection, "team@paperplane.example") for _ in range(2))
+    stage.enqueued |= {first.id, second.id}
+    stage.journal.tell("shop", f"today's report, asked for twice: one job, {second.id}, by its key", "work")
+
+
+def everything_fails(stage: Stage) -> None:
+    """Let it run until nothing moves any more."""
+    stage.scene(
+        "Everything fails.",
+        "The mail server answers 421, the webhooks' receiver 502. The jobs come again, each time a little later.",
+    )
+    stage.pause(READING)
+    if stage.until(lambda: stage.crew.deaths > 0, 15):
+        stage.scene(
+            "One job kills its worker.",
+            f"Invoice 1002 does: no exception, no log line. After its lease, {stage.lease:g} s, the worker's jobs are "
+            "taken back, the innocent ones too, and each runs alone: so it shows who is to blame.",
+        )
+        stage.pause(READING)
+    stage.until(lambda: stage.board.count("succeeded", "dead", "failed") == len(stage.enqueued), 45)
+
+
+def the_dead_are_seen(stage: Stage) -> None:
+    """Leave a moment to read."""
+    dead = stage.board.count("dead")
+    stage.scene(
+        f"All that could succeed has; {dead} jobs are dead.",
+        "Not gone: each waits in plain sight, with its reason, for somebody to mend what no retry can.",
+    )
+    stage.pause(READING)
+
+
+def the_fix(stage: Stage) -> None:
+    """Mend the causes and send the dead back."""
+    stage.scene("The fix, and back they go.", "Causes first, then `redrive requeue`: a fresh budget, the history kept.")
+    stage.crew.deploy({"SAAS_SMALL_LOGOS": "1"})  # takes effect when the new workers are there
+    mend: tuple[Callable[[], object], ...] = (
+        lambda: stage.smtp.open_mailbox(UNKNOWN),
+        lambda: stage.endpoint.reopen(CLOSED),
+        lambda: stage.until(lambda: stage.crew.all_working, 20),
+    )
+    for (kind, error, said), mended in zip(FIXES, mend, strict=True):
+        mended()
+        stage.journal.tell("human", said, "work")
+        stage.pause(0.6)
+        sent = stage.queue.requeue(Ended(kind=kind, error=error))
+        stage.journal.tell("human", f"redrive requeue --kind {kind} --error {error}: {len(sent)} sent back", "work")
+        stage.board.requeued(sent)
+        stage.pause(0.6)
+    stage.until(lambda: stage.board.count("succeeded") == len(stage.enqueued), 20)
+
+
+def _place(stage: Stage, order: dict[str, Any]) -> list[Any]:
+    whole = stage.shop.Order(**{**order, "webhook": stage.endpoint.url + order["webhook"]})
+    placed: list[Any] = stage.shop.place(stage.connection, whole)
+    return placed
