@@ -1,19 +1,22 @@
 """One SQL statement as a value: built once, run on a sync or an async connection.
 
-The whole of the sync/async question is the two runners below. A statement never begins or ends a transaction.
+The whole of the sync/async question is the two runners below. A statement never begins or ends a transaction, and
+minds nothing that the caller has set on their connection: row factories, cursor classes, pipeline mode.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from psycopg import AsyncCursor, Cursor, errors
 from psycopg.rows import namedtuple_row
 
 from redrive.sql import query
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from psycopg import AsyncConnection, Connection
     from psycopg.rows import BaseRowFactory
@@ -39,13 +42,31 @@ def named(name: str, schema: str, /, **params: Any) -> Statement[Any]:
 
 def run(conn: Connection[Any], statement: Statement[T]) -> list[T]:
     """Run *statement* on the caller's connection, within whatever transaction it is in."""
-    with conn.cursor(row_factory=statement.row, binary=statement.binary) as cursor:
-        cursor.execute(statement.sql, statement.params)
-        return cursor.fetchall() if cursor.description else []
+    with noted(), Cursor(conn, row_factory=statement.row) as cursor:
+        cursor.execute(statement.sql, statement.params, binary=statement.binary)
+        return cursor.fetchall() if _answers(cursor) else []
 
 
 async def arun(conn: AsyncConnection[Any], statement: Statement[T]) -> list[T]:
     """Run *statement* on the caller's async connection."""
-    async with conn.cursor(row_factory=statement.row, binary=statement.binary) as cursor:
-        await cursor.execute(statement.sql, statement.params)
-        return await cursor.fetchall() if cursor.description else []
+    with noted():
+        async with AsyncCursor(conn, row_factory=statement.row) as cursor:
+            await cursor.execute(statement.sql, statement.params, binary=statement.binary)
+            return await cursor.fetchall() if _answers(cursor) else []
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Let the driver's error for a table that isn't there pass untouched, with a note on what to do about it."""
+    try:
+        yield
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction) as error:
+        error.add_note(
+            "redrive is not installed in this database and schema, or is too old there: run `redrive migrate`"
+        )
+        raise
+
+
+def _answers(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:
+    # In pipeline mode nothing is known before it is fetched, and what is run there always answers.
+    return cursor.pgresult is None or cursor.description is not None
