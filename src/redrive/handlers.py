@@ -9,10 +9,13 @@ import functools
 import inspect
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, get_type_hints
+
+from psycopg import AsyncConnection, Connection
 
 from redrive.backoff import Backoff, quadratic
 from redrive.errors import InvalidOption, UnknownKind
+from redrive.store import Wishes
 from redrive.typed import decoder_for
 
 if TYPE_CHECKING:
@@ -30,14 +33,49 @@ Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 class Enqueuer(Protocol):
     """The queue as a handler sees it."""
 
-    def enqueue(self, kind: str, payload: Any = None, **options: Any) -> Enqueued:
+    def enqueue(
+        self,
+        kind: str,
+        payload: Any = None,
+        *,
+        connection: Connection[Any] | None = None,
+        key: str | None = None,
+        **options: Unpack[Wishes],
+    ) -> Enqueued:
         """Enqueue a job."""
 
-    async def enqueue_async(self, kind: str, payload: Any = None, **options: Any) -> Enqueued:
+    async def enqueue_async(
+        self,
+        kind: str,
+        payload: Any = None,
+        *,
+        connection: AsyncConnection[Any] | None = None,
+        key: str | None = None,
+        **options: Unpack[Wishes],
+    ) -> Enqueued:
         """Enqueue a job from async code."""
 
-    def enqueue_many(self, kind: str, payloads: Iterable[Any], **options: Any) -> Any:
+    def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        connection: Connection[Any] | None = None,
+        key: Callable[[Any], str] | None = None,
+        **options: Unpack[Wishes],
+    ) -> int:
         """Enqueue a job for each payload."""
+
+    async def enqueue_many_async(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        connection: AsyncConnection[Any] | None = None,
+        key: Callable[[Any], str] | None = None,
+        **options: Unpack[Wishes],
+    ) -> int:
+        """Enqueue a job for each payload from async code."""
 
 
 @dataclass(eq=False)
@@ -73,17 +111,49 @@ class Handler(Generic[P, R]):
         """Call the function itself, as if it had not been decorated."""
         return self.function(*args, **kwargs)
 
-    def enqueue(self, payload: Any = None, **options: Any) -> Enqueued:
-        """Enqueue a job of this kind; the options are those of :meth:`redrive.Queue.enqueue`."""
-        return self.queue.enqueue(self.kind, payload, **options)
+    def enqueue(
+        self,
+        payload: Any = None,
+        *,
+        connection: Connection[Any] | None = None,
+        key: str | None = None,
+        **options: Unpack[Wishes],
+    ) -> Enqueued:
+        """Enqueue a job of this kind; see :meth:`redrive.Queue.enqueue`."""
+        return self.queue.enqueue(self.kind, payload, connection=connection, key=key, **options)
 
-    async def enqueue_async(self, payload: Any = None, **options: Any) -> Enqueued:
+    async def enqueue_async(
+        self,
+        payload: Any = None,
+        *,
+        connection: AsyncConnection[Any] | None = None,
+        key: str | None = None,
+        **options: Unpack[Wishes],
+    ) -> Enqueued:
         """Enqueue a job of this kind from async code."""
-        return await self.queue.enqueue_async(self.kind, payload, **options)
+        return await self.queue.enqueue_async(self.kind, payload, connection=connection, key=key, **options)
 
-    def enqueue_many(self, payloads: Iterable[Any], **options: Any) -> Any:
-        """Enqueue a job of this kind for each payload."""
-        return self.queue.enqueue_many(self.kind, payloads, **options)
+    def enqueue_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        connection: Connection[Any] | None = None,
+        key: Callable[[Any], str] | None = None,
+        **options: Unpack[Wishes],
+    ) -> int:
+        """Enqueue a job of this kind for each payload; see :meth:`redrive.Queue.enqueue_many`."""
+        return self.queue.enqueue_many(self.kind, payloads, connection=connection, key=key, **options)
+
+    async def enqueue_many_async(
+        self,
+        payloads: Iterable[Any],
+        *,
+        connection: AsyncConnection[Any] | None = None,
+        key: Callable[[Any], str] | None = None,
+        **options: Unpack[Wishes],
+    ) -> int:
+        """Enqueue a job of this kind for each payload, from async code."""
+        return await self.queue.enqueue_many_async(self.kind, payloads, connection=connection, key=key, **options)
 
 
 class Handlers:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import psycopg
 
 from redrive import store
 from redrive.backoff import Backoff, quadratic
+from redrive.bulk import Batch
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.handlers import HOUR, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
 from redrive.job import Enqueued, Job
 from redrive.pool import Pool
-from redrive.settings import load
-from redrive.sql import query
+from redrive.settings import load, unknown
 from redrive.statements import Statement, arun, named, run
 from redrive.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from datetime import timedelta
 
 T = TypeVar("T")
 
-CHUNK = 5_000
 _TRIES = 20
 
 
@@ -80,7 +79,7 @@ class Queue:
 
         def register(function: Callable[P, R]) -> Handler[P, R]:
             handler = Handler(
-                kind=kind or function.__name__,
+                kind=store.name(function.__name__ if kind is None else kind, "kind"),
                 function=function,
                 queue=self,
                 max_attempts=max_attempts,
@@ -90,7 +89,7 @@ class Queue:
                 dead_on=exceptions(dead_on, "dead_on"),
                 priority=priority,
                 sensitive=sensitive,
-                aliases=tuple(aliases),
+                aliases=tuple(store.name(alias, "alias") for alias in aliases),
                 on_dead=on_dead,
             )
             self.handlers.add(handler)
@@ -107,7 +106,7 @@ class Queue:
         *,
         connection: psycopg.Connection[Any] | None = None,
         key: str | None = None,
-        **options: Any,
+        **options: Unpack[store.Wishes],
     ) -> Enqueued:
         """Enqueue a job, in the transaction of *connection* where one is given, else at once.
 
@@ -116,17 +115,17 @@ class Queue:
             payload: any JSON value, or an instance of what the handler's parameter is annotated with; ``{}`` if None.
             connection: the caller's psycopg connection. Its transaction is never begun, ended or broken.
             key: at most one pending or running job has it; a second enqueue answers with the first's id.
-            options: ``delay``, ``run_at``, ``priority``, ``max_attempts``, ``lane``, ``expires_at``, ``expires_in``,
-                ``metadata``.
+            options: see :class:`redrive.store.Wishes`; priority and max_attempts are the handler's where one is known.
 
         Raises:
             InvalidPayload: before any SQL, with the path of the value that can't be stored as it is.
             InvalidOption: before any SQL.
             TypeError: when *connection* is not a sync psycopg connection.
         """
-        statement = self._insert(kind, payload, key, options)
         if connection is not None:
             _demand(connection, psycopg.Connection, "enqueue", "enqueue_async")
+        statement = self._insert(kind, payload, key, options)
+        if connection is not None:
             return self._settled(kind, lambda: run(connection, statement))
         with self.pool.connection() as own:
             return self._settled(kind, lambda: run(own, statement))
@@ -138,12 +137,13 @@ class Queue:
         *,
         connection: psycopg.AsyncConnection[Any] | None = None,
         key: str | None = None,
-        **options: Any,
+        **options: Unpack[store.Wishes],
     ) -> Enqueued:
         """Enqueue a job from async code; see :meth:`enqueue`."""
-        statement = self._insert(kind, payload, key, options)
         if connection is not None:
             _demand(connection, psycopg.AsyncConnection, "enqueue_async", "enqueue")
+        statement = self._insert(kind, payload, key, options)
+        if connection is not None:
             return await self._asettled(kind, lambda: arun(connection, statement))
         async with self.pool.async_connection() as own:
             return await self._asettled(kind, lambda: arun(own, statement))
@@ -155,25 +155,22 @@ class Queue:
         *,
         connection: psycopg.Connection[Any] | None = None,
         key: Callable[[Any], str] | None = None,
-        **options: Any,
+        **options: Unpack[store.Wishes],
     ) -> int:
         """Enqueue a job for each payload and give the number of jobs made; all of them or, on an error, none.
 
-        The payloads are read in chunks, so an iterator of any length does. With *key*, a function from payload to key,
-        those whose key lives already make no job and are not counted.
+        The payloads are read in chunks, so an iterator of any length does; more than one chunk is written within a
+        savepoint of the caller's transaction, or on an autocommit connection in a transaction of its own. With *key*,
+        a function from payload to key, those whose key lives already make no job and are not counted.
 
         Raises:
             InvalidPayload: with the place of the bad payload; nothing was written by this call.
         """
-        how, chunks = self._bulk(kind, payloads, key, options)
         if connection is not None:
             _demand(connection, psycopg.Connection, "enqueue_many", "enqueue_many_async")
-            if _would_begin(connection):
-                run(connection, named("clock", self.schema))  # begins the caller's transaction as any statement would
-            with connection.transaction():  # theirs is open: a savepoint
-                return sum(self._write_chunk(connection, kind, chunk, how) for chunk in chunks)
-        with self.pool.connection() as own, own.transaction():
-            return sum(self._write_chunk(own, kind, chunk, how) for chunk in chunks)
+        batch = self._batch(kind, payloads, key, options)
+        with nullcontext(connection) if connection is not None else self.pool.connection() as conn:
+            return batch.write(conn)
 
     async def enqueue_many_async(
         self,
@@ -182,18 +179,14 @@ class Queue:
         *,
         connection: psycopg.AsyncConnection[Any] | None = None,
         key: Callable[[Any], str] | None = None,
-        **options: Any,
+        **options: Unpack[store.Wishes],
     ) -> int:
         """Enqueue a job for each payload from async code; see :meth:`enqueue_many`."""
-        how, chunks = self._bulk(kind, payloads, key, options)
         if connection is not None:
             _demand(connection, psycopg.AsyncConnection, "enqueue_many_async", "enqueue_many")
-            if _would_begin(connection):
-                await arun(connection, named("clock", self.schema))
-            async with connection.transaction():
-                return sum([await self._awrite_chunk(connection, kind, chunk, how) for chunk in chunks])
-        async with self.pool.async_connection() as own, own.transaction():
-            return sum([await self._awrite_chunk(own, kind, chunk, how) for chunk in chunks])
+        batch = self._batch(kind, payloads, key, options)
+        async with nullcontext(connection) if connection is not None else self.pool.async_connection() as conn:
+            return await batch.awrite(conn)
 
     # -- operators
 
@@ -310,18 +303,18 @@ class Queue:
 
     # -- how
 
-    def _insert(self, kind: str, payload: Any, key: str | None, options: dict[str, Any]) -> Statement[Any]:
+    def _insert(self, kind: str, payload: Any, key: str | None, options: Mapping[str, Any]) -> Statement[Any]:
         how = self._options(kind, options)
         return store.insert(self.schema, kind, {} if payload is None else payload, key, how)
 
-    def _options(self, kind: str, options: dict[str, Any]) -> store.Options:
+    def _options(self, kind: str, options: Mapping[str, Any]) -> store.Options:
         handler = self.handlers.get(kind) if isinstance(kind, str) else None
         if handler is not None:
             options = {"priority": handler.priority, "max_attempts": handler.max_attempts, **options}
-        try:
-            return store.options(**options)
-        except TypeError as error:
-            raise InvalidOption(f"enqueue: {str(error).removeprefix('options() ')}") from None
+        for name in options:
+            if name not in store.Wishes.__annotations__:
+                raise unknown(name, [*store.Wishes.__annotations__, "connection", "key"])
+        return store.options(**options)
 
     def _settled(self, kind: str, insert: Callable[[], list[Any]]) -> Enqueued:
         for _ in range(_TRIES):
@@ -342,41 +335,10 @@ class Queue:
             "enqueue in READ COMMITTED"
         )
 
-    def _bulk(
-        self, kind: str, payloads: Iterable[Any], key: Callable[[Any], str] | None, options: dict[str, Any]
-    ) -> tuple[store.Options, Iterator[list[tuple[str, str | None]]]]:
-        rows = iter(store.encoded(payloads, key))
-        return self._options(kind, options), iter(lambda: list(islice(rows, CHUNK)), [])
-
-    def _write_chunk(
-        self,
-        conn: psycopg.Connection[Any],
-        kind: str,
-        chunk: list[tuple[str, str | None]],
-        how: store.Options,
-    ) -> int:
-        if not store.copyable(chunk, how):
-            return len(run(conn, store.insert_many(self.schema, kind, chunk, how)))
-        with conn.cursor() as cursor, cursor.copy(query("copy_jobs", self.schema)) as copy:
-            copy.write(store.copy_text(kind, chunk, how))
-        return len(chunk)
-
-    async def _awrite_chunk(
-        self,
-        conn: psycopg.AsyncConnection[Any],
-        kind: str,
-        chunk: list[tuple[str, str | None]],
-        how: store.Options,
-    ) -> int:
-        if not store.copyable(chunk, how):
-            return len(await arun(conn, store.insert_many(self.schema, kind, chunk, how)))
-        async with conn.cursor() as cursor, cursor.copy(query("copy_jobs", self.schema)) as copy:
-            await copy.write(store.copy_text(kind, chunk, how))
-        return len(chunk)
-
-
-def _would_begin(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    return not conn.autocommit and conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    def _batch(
+        self, kind: str, payloads: Iterable[Any], key: Callable[[Any], str] | None, options: Mapping[str, Any]
+    ) -> Batch:
+        return Batch(self.schema, kind, payloads, key, self._options(kind, options))
 
 
 def _demand(connection: Any, wanted: type, method: str, other: str) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redrive.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from redrive.text import storable
 
 DAY = 86_400.0
 PREFIX = "REDRIVE_"
@@ -23,7 +23,7 @@ LONGEST_NAME = 63
 class Settings:
     """How a queue and its workers behave. Durations are seconds."""
 
-    database_url: str = ""
+    database_url: str = field(default="", repr=False)  # it may hold a password
     """Where the jobs are; DATABASE_URL is taken where neither this nor REDRIVE_DATABASE_URL is given."""
     schema: str = "redrive"
     """The schema that holds this installation."""
@@ -39,7 +39,7 @@ class Settings:
     """How often a worker says that it lives; 0 means a third of the lease, and more than that is refused."""
     listen: bool = True
     """Wake by LISTEN; without it new jobs are found by polling alone."""
-    listen_dsn: str = ""
+    listen_dsn: str = field(default="", repr=False)
     """A direct connection for LISTEN, where database_url goes through a pooler that can't carry it."""
     poll: float = 5.0
     """The longest an idle worker that can hear waits between two looks; one that can't hear looks every second."""
@@ -66,8 +66,11 @@ class Settings:
         Raises:
             InvalidOption: naming the value and the remedy.
         """
-        if not self.schema or len(self.schema.encode()) > LONGEST_NAME or "\0" in self.schema:
+        size = len(self.schema.encode(errors="replace"))
+        if not 1 <= size <= LONGEST_NAME or storable(self.schema) != self.schema:
             raise InvalidOption(f"schema {self.schema!r}: must be a name of 1 to {LONGEST_NAME} bytes")
+        if "%" in self.schema or self.schema.startswith("pg_"):
+            raise InvalidOption(f"schema {self.schema!r}: Postgres keeps pg_… for itself, and % is the driver's")
         for name in ("concurrency", "max_crashes"):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"{name} is {getattr(self, name)}: must be at least 1")
@@ -111,11 +114,16 @@ def load(given: Mapping[str, Any] | None = None, environment: Mapping[str, str] 
             values[name] = _read(name, text, PREFIX + name.upper())
     for name, value in (given or {}).items():
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            raise InvalidOption(f"unknown option {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+            raise unknown(name, known)
         if value is not None:
             values[name] = _read(name, value, name)
     return replace(Settings(), **values)
+
+
+def unknown(name: str, known: Iterable[str]) -> InvalidOption:
+    """Make the error for an option that nobody knows; it names the nearest one."""
+    near = get_close_matches(name, known, n=1)
+    return InvalidOption(f"unknown option {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
 
 
 def seconds(value: Any, name: str) -> float:
@@ -132,11 +140,12 @@ def seconds(value: Any, name: str) -> float:
     unit = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
     suffix = text.lstrip("+-0123456789.eE_") if text[-1:].isalpha() else ""
     try:
-        return float(text.removesuffix(suffix)) * unit[suffix or "s"]
+        length = float(text.removesuffix(suffix)) * unit[suffix or "s"]
     except (KeyError, ValueError):
-        raise InvalidOption(
-            f"{name} is {value!r}: give seconds, or a number with a unit like 90s, 5m, 2h, 7d"
-        ) from None
+        length = math.inf
+    if not math.isfinite(length):
+        raise InvalidOption(f"{name} is {value!r}: give seconds, or a number with a unit like 90s, 5m, 2h, 7d")
+    return length
 
 
 def _read(name: str, value: Any, source: str) -> Any:
@@ -144,16 +153,28 @@ def _read(name: str, value: Any, source: str) -> Any:
     if isinstance(default, bool):
         return _truth(value, source)
     if isinstance(default, int):
-        try:
-            return int(value)
-        except (TypeError, ValueError):
-            raise InvalidOption(f"{source} is {value!r}: give a whole number") from None
+        return _whole(value, source)
     if isinstance(default, float):
         return seconds(value, source)
     if isinstance(default, tuple):
-        parts = value.split(",") if isinstance(value, str) else value
-        return tuple(part.strip() for part in parts if part.strip())
+        return _words(value, source)
     return str(value)
+
+
+def _whole(value: Any, source: str) -> int:
+    try:
+        if isinstance(value, str) or (int(value) == value and not isinstance(value, bool)):
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidOption(f"{source} is {value!r}: give a whole number")
+
+
+def _words(value: Any, source: str) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(part, str) for part in parts):
+        raise InvalidOption(f"{source} is {value!r}: give names, as a list or with commas between them")
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def _truth(value: Any, source: str) -> bool:

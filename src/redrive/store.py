@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from psycopg.rows import class_row, namedtuple_row
 
-from redrive.errors import InvalidOption
+from redrive.errors import InvalidOption, InvalidPayload
 from redrive.job import STATES, Job
 from redrive.payload import encode
 from redrive.settings import seconds
@@ -22,8 +22,30 @@ from redrive.typed import dump
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+Row = tuple[str, str | None]
+"""Of a batch: a payload as JSON, and its key."""
+
 MAX_ATTEMPTS = 2**31 - 1
 MAX_NAME = 1000
+"""Bytes of a kind, lane or key: two of them share a row of jobs_claim_idx, which holds 2,700."""
+
+
+class Wishes(TypedDict, total=False):
+    """How a job is to run, as an enqueue is given it."""
+
+    delay: float | timedelta | None
+    """Seconds from now by the database's clock; or run_at, not both."""
+    run_at: datetime | None
+    """An aware datetime."""
+    priority: int
+    """0 to 9, lower runs first."""
+    max_attempts: int
+    lane: str
+    expires_at: datetime | None
+    """A job that could not run by then is dead; or expires_in, not both."""
+    expires_in: float | timedelta | None
+    metadata: dict[str, Any] | None
+    """What is to be known beside the payload, such as a trace context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +91,10 @@ def options(
         delay=_wait(delay, "delay") or 0.0,
         priority=priority,
         max_attempts=max_attempts,
-        lane=_name(lane, "lane", empty=True),
+        lane=name(lane, "lane", empty=True),
         expires_at=_instant(expires_at, "expires_at"),
         expires_in=_wait(expires_in, "expires_in"),
-        metadata=None if metadata is None else encode(metadata),
+        metadata=_metadata(metadata),
     )
 
 
@@ -81,28 +103,28 @@ def insert(schema: str, kind: str, payload: Any, key: str | None, how: Options) 
     return named(
         "insert_job",
         schema,
-        kind=_name(kind, "kind"),
-        payload=encode(dump(payload)),
-        key=None if key is None else _name(key, "key"),
+        kind=name(kind, "kind"),
+        payload=_encoded(payload),
+        key=None if key is None else name(key, "key"),
         **vars(how),
     )
 
 
-def insert_many(schema: str, kind: str, chunk: Sequence[tuple[str, str | None]], how: Options) -> Statement[Any]:
+def insert_many(schema: str, kind: str, chunk: Sequence[Row], how: Options) -> Statement[Any]:
     """Enqueue a batch of encoded payloads, each with its key or None."""
     params: dict[str, Any] = {"payloads": [row[0] for row in chunk], "keys": [row[1] for row in chunk]}
-    return named("insert_jobs", schema, kind=_name(kind, "kind"), **params, **vars(how))
+    return named("insert_jobs", schema, kind=name(kind, "kind"), **params, **vars(how))
 
 
-def copyable(chunk: Sequence[tuple[str, str | None]], how: Options) -> bool:
+def copyable(chunk: Sequence[Row], how: Options) -> bool:
     """Tell whether a batch needs nothing that only a query can give: a key, or a time by the database's clock."""
     plain = Options(priority=how.priority, max_attempts=how.max_attempts, lane=how.lane)
     return how == plain and all(key is None for _, key in chunk)
 
 
-def copy_text(kind: str, chunk: Sequence[tuple[str, str | None]], how: Options) -> str:
+def copy_text(kind: str, chunk: Sequence[Row], how: Options) -> str:
     """Write a batch as the text that ``copy_jobs`` takes."""
-    before = _copied(_name(kind, "kind")) + "\t"
+    before = _copied(name(kind, "kind")) + "\t"
     after = f"\t{how.priority}\t{how.max_attempts}\t{_copied(how.lane)}\n"
     return "".join([before + _copied(payload) + after for payload, _ in chunk])
 
@@ -113,14 +135,12 @@ def _copied(text: str) -> str:
     return escaped.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
-def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None) -> Iterable[tuple[str, str | None]]:
+def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None) -> Iterable[Row]:
     """Check and encode each payload, with its key; the error of a bad one names its place in the batch."""
     for number, payload in enumerate(payloads):
         try:
-            yield encode(dump(payload)), None if key is None else _name(key(payload), "key")
-        except InvalidOption as error:
-            raise InvalidOption(f"payloads[{number}]: {error}") from error
-        except ValueError as error:
+            yield _encoded(payload), None if key is None else name(key(payload), "key")
+        except (InvalidOption, InvalidPayload) as error:
             error.args = (f"payloads[{number}]: {error}",)
             raise
 
@@ -276,13 +296,33 @@ def _wait(value: float | timedelta | None, name: str) -> float | None:
     return wait
 
 
-def _name(value: Any, what: str, *, empty: bool = False) -> str:
+def name(value: Any, what: str, *, empty: bool = False) -> str:
+    """Check a kind, a lane or a key.
+
+    Raises:
+        InvalidOption: when it can't be stored, or not found again by its index.
+    """
     if not isinstance(value, str):
         raise InvalidOption(f"{what} is {value!r}: give text")
     if not value and not empty:
         raise InvalidOption(f"{what} is empty")
-    if len(value) > MAX_NAME:
-        raise InvalidOption(f"{what} has {len(value)} characters: at most {MAX_NAME}")
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise InvalidOption(f"{what} is {value!r}: NUL and lone surrogates can't be stored")
+        raise InvalidOption(f"{what} is {value!r:.80}: NUL and lone surrogates can't be stored")
+    if (size := len(value.encode())) > MAX_NAME:
+        raise InvalidOption(f"{what} is {value[:40]!r}… of {size} bytes: at most {MAX_NAME}; a hash of it would do")
     return value
+
+
+def _encoded(payload: Any) -> str:
+    return encode({} if payload is None else dump(payload))
+
+
+def _metadata(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InvalidOption(f"metadata is {value!r:.80}: give a dict")
+    try:
+        return encode(value)
+    except InvalidPayload as error:
+        raise InvalidOption(str(error).replace("payload", "metadata", 1)) from error
