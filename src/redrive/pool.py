@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import threading
 import weakref
+from collections import defaultdict
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
@@ -22,99 +24,120 @@ if TYPE_CHECKING:
 
 KEPT = 4
 
+AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+C = TypeVar("C", psycopg.Connection[Any], psycopg.AsyncConnection[Any])
+
 
 class Pool:
     """Idle connections, sync ones shared by all threads, async ones per event loop."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = conninfo(dsn, application="redrive queue")
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._idle: list[psycopg.Connection[Any]] = []
-        self._async_idle: weakref.WeakKeyDictionary[Any, list[psycopg.AsyncConnection[Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._begin()
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
         """Lend an autocommit connection; one that breaks is closed, and a stale idle one is replaced before use."""
         self._after_fork()
-        conn = self._take()
+        # No prepared statements: whether a pooler stands in between isn't known on this path.
+        conn = self._take(self._idle) or psycopg.Connection.connect(self._dsn, autocommit=True, prepare_threshold=None)
         try:
             yield conn
         except BaseException:
             conn.close()
             raise
-        self._after_fork()
-        with self._lock:
-            if len(self._idle) < KEPT and not conn.closed:
-                self._idle.append(conn)
-                return
-        conn.close()
+        self._keep(self._idle, conn)
 
     @asynccontextmanager
     async def async_connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         """Lend an async autocommit connection of the running loop."""
         self._after_fork()
-        idle = self._async_idle.setdefault(asyncio.get_running_loop(), [])
-        while idle and not _usable(idle[-1]):
-            await idle.pop().close()
-        conn = (
-            idle.pop()
-            if idle
-            else await psycopg.AsyncConnection.connect(self._dsn, autocommit=True, prepare_threshold=None)
+        self._forget_closed_loops()
+        with self._lock:
+            idle = self._async_idle[asyncio.get_running_loop()]
+        conn = self._take(idle) or await psycopg.AsyncConnection.connect(
+            self._dsn, autocommit=True, prepare_threshold=None
         )
         try:
             yield conn
         except BaseException:
             await conn.close()
             raise
-        if len(idle) < KEPT and not conn.closed:
-            idle.append(conn)
-        else:
-            await conn.close()
+        self._keep(idle, conn)
 
     def close(self) -> None:
-        """Close the idle connections of this process."""
+        """Close the idle connections of this process, those of every loop included."""
         self._after_fork()
         with self._lock:
-            idle, self._idle = self._idle, []
-        for conn in idle:
-            conn.close()
+            _end_all(self._pid, self._idle, self._async_idle)
 
-    async def aclose(self) -> None:
-        """Close the idle async connections of the running loop."""
-        for conn in self._async_idle.pop(asyncio.get_running_loop(), []):
-            await conn.close()
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[psycopg.Connection[Any]] = []
+        self._async_idle: dict[Any, list[psycopg.AsyncConnection[Any]]] = defaultdict(list)
+        # A queue that is dropped, or still there when the program ends, leaves no session behind.
+        weakref.finalize(self, _end_all, self._pid, self._idle, self._async_idle)
 
-    def _take(self) -> psycopg.Connection[Any]:
+    def _take(self, idle: list[C]) -> C | None:
         while True:
             with self._lock:
-                conn = self._idle.pop() if self._idle else None
-            if conn is None:
-                # No prepared statements: whether a pooler stands in between isn't known on this path.
-                return psycopg.Connection.connect(self._dsn, autocommit=True, prepare_threshold=None)
+                if not idle:
+                    return None
+                conn = idle.pop()
             if _usable(conn):
                 return conn
-            conn.close()
+            _end(conn)
+
+    def _keep(self, idle: list[C], conn: C) -> None:
+        self._after_fork()
+        with self._lock:
+            if len(idle) < KEPT and not conn.closed:
+                idle.append(conn)
+                return
+        _end(conn)
+
+    def _forget_closed_loops(self) -> None:
+        # asyncio.run() makes a loop a call, and nobody tells us of its end.
+        with self._lock:
+            ended = [loop for loop in self._async_idle if loop.is_closed()]
+            idle = [conn for loop in ended for conn in self._async_idle.pop(loop)]
+        for conn in idle:
+            _end(conn)
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
-            # The parent's sockets: forget them without a word, a goodbye from here would end the parent's sessions.
-            _FOREIGN.extend(self._idle)
-            self._pid, self._lock, self._idle = os.getpid(), threading.Lock(), []
-            self._async_idle = weakref.WeakKeyDictionary()
+            # The parent's sockets: keep them without a word, a goodbye from here would end the parent's sessions.
+            _FOREIGN.extend((self._idle, self._async_idle))
+            self._begin()
 
 
 _FOREIGN: list[Any] = []
 
 
-def _usable(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    """Tell whether an idle connection still has a server: an idle socket that can be read has been closed."""
+def _usable(conn: AnyConnection) -> bool:
+    """Tell whether an idle connection still has a server: what can be read from an idle socket is its goodbye."""
     if conn.closed:
         return False
-    try:
-        conn.pgconn.consume_input()
-    except psycopg.Error:
-        return False
-    return conn.pgconn.status == psycopg.pq.ConnStatus.OK and not conn.pgconn.is_busy()
+    poll = select.poll()
+    poll.register(conn.fileno(), select.POLLIN | select.POLLPRI)
+    return not poll.poll(0)
+
+
+def _end(conn: AnyConnection) -> None:
+    # As close() does on either sort, with no loop needed: an idle connection has nothing to wait for.
+    conn.pgconn.finish()
+
+
+def _end_all(
+    pid: int, idle: list[psycopg.Connection[Any]], async_idle: dict[Any, list[psycopg.AsyncConnection[Any]]]
+) -> None:
+    if pid != os.getpid():
+        return
+    for conn in idle:
+        _end(conn)
+    for each in async_idle.values():
+        for conn_of_loop in each:
+            _end(conn_of_loop)
+    idle.clear()
+    async_idle.clear()
