@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.sql import Composed, Literal
 
+from redrive.connections import conninfo
 from redrive.errors import MigrationFailed, NotMigrated
 from redrive.sql import Migration, compose, lock_key, migrations, query, text_of
 from redrive.statements import named, run
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 OLDEST_SERVER = 12
 LOCK_TIMEOUT = "2s"
 LOCK_TRIES = 30
+_IN_THE_WAY = (psycopg.errors.DuplicateObject, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction)
 _OURS = {"jobs", "failures", "workers", "jobs_archive", "jobs_archive_default"}
 
 
@@ -37,12 +39,9 @@ def migrate(dsn: str, schema: str = "redrive", *, on_wait: Callable[[str], None]
     Raises:
         MigrationFailed: with the reason and the remedy in one line.
     """
-    with _told(schema), psycopg.connect(dsn, autocommit=True) as conn:
-        conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    with _told(schema), _connected(dsn) as conn:
         _prepare(conn, schema)
-        return [
-            step.version for step in migrations() if _patiently(partial(_apply, conn, schema, step.version), on_wait)
-        ]
+        return [step.version for step in migrations() if _patiently(partial(_apply, conn, schema, step), on_wait)]
 
 
 def pending(dsn: str, schema: str = "redrive") -> list[int]:
@@ -51,7 +50,7 @@ def pending(dsn: str, schema: str = "redrive") -> list[int]:
     Raises:
         MigrationFailed: where the database can't take them.
     """
-    with _told(schema), psycopg.connect(dsn, autocommit=True) as conn:
+    with _told(schema), _connected(dsn) as conn:
         _refuse_what_cannot_work(_state(conn, schema), schema)
         applied = _applied(conn, schema)
         return [step.version for step in migrations() if step.version not in applied]
@@ -91,6 +90,13 @@ def demand_migrated(version: int, schema: str) -> None:
         )
 
 
+def _connected(dsn: str) -> psycopg.Connection[Any]:
+    # Nothing prepared: a pooler may stand in between.
+    conn = psycopg.connect(conninfo(dsn, application="redrive migrate"), autocommit=True, prepare_threshold=None)
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return conn
+
+
 def _prepare(conn: psycopg.Connection[Any], schema: str) -> None:
     state = _state(conn, schema)
     _refuse_what_cannot_work(state, schema)
@@ -103,13 +109,12 @@ def _prepare(conn: psycopg.Connection[Any], schema: str) -> None:
         conn.execute(query("create_migrations", schema))
 
 
-def _apply(conn: psycopg.Connection[Any], schema: str, version: int) -> bool:
-    step = next(step for step in migrations() if step.version == version)
+def _apply(conn: psycopg.Connection[Any], schema: str, step: Migration) -> bool:
     with conn.transaction():
         _lock(conn, schema)
-        if version in _applied(conn, schema):
-            return False
         run(conn, named("migration_timeout", schema, timeout=LOCK_TIMEOUT))
+        if step.version in _applied(conn, schema):
+            return False
         conn.execute(compose(step.text, schema))
         conn.execute(_record(schema, step))
     return True
@@ -178,6 +183,11 @@ def _told(schema: str) -> Iterator[None]:
         raise MigrationFailed(
             f'{error.diag.message_primary}: the role needs CREATE on schema "{schema}"; '
             "`redrive migrate --sql` prints what to run"
+        ) from error
+    except _IN_THE_WAY as error:
+        raise MigrationFailed(
+            f'{error.diag.message_primary} in schema "{schema}", and redrive did not make it: '
+            "install into another schema with --schema NAME, or move it away"
         ) from error
     except psycopg.errors.UndefinedColumn as error:
         raise MigrationFailed(
