@@ -7,6 +7,7 @@ and hand it back, write what is left, and only then fall silent. The heartbeat s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -82,7 +83,8 @@ class Worker:
         """Ask for the end; asked twice, running jobs are handed back at once. Safe from any thread."""
         self._stop_asked += 1
         if self._loop is not None and self._stopping is not None:
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped already
+                self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def run(self, *, once: bool = False) -> None:
         """Work until told to stop; with *once*, until nothing is due.

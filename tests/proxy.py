@@ -1,0 +1,169 @@
+"""A network that can be made to fail: a TCP proxy which cuts, freezes, delays, half-closes, or swallows an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Self
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+CHUNK = 1 << 16
+APPLICATION = b"application_name\0"
+
+
+class Link:
+    """One client's connection through the proxy."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client, self.server = client, server
+        self.application = ""
+        """What the client called itself, as pg_stat_activity shows it."""
+        self.swallowing = False
+        """The server's answers go nowhere any more."""
+
+    def cut(self) -> None:
+        """End it at both ends, without a goodbye."""
+        for end in (self.client, self.server):
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+
+
+class Proxy:
+    """Stands in front of a server: ``with Proxy(dsn) as proxy: connect(proxy.dsn)``."""
+
+    def __init__(self, dsn: str) -> None:
+        to = conninfo_to_dict(dsn)
+        self._to = (str(to["host"]), int(str(to["port"])))
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+        port = self._listening.getsockname()[1]
+        self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
+        self.links: list[Link] = []
+        self.delay = 0.0
+        """Seconds that each packet takes."""
+        self.refusing = False
+        self.swallowed = threading.Event()
+        self._swallow: tuple[str, bytes] | None = None
+        self._flows = threading.Event()
+        self._flows.set()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._run(self._accept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        self._flows.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(5)
+        for link in self.links:
+            link.close()
+
+    def of(self, role: str) -> list[Link]:
+        """Links of the workers' sessions for *role*: claim, outcome, heartbeat or listen."""
+        return [link for link in self.links if link.application.startswith(f"redrive {role} ")]
+
+    def cut(self, role: str = "") -> None:
+        """End every connection, or those of one role."""
+        for link in self.of(role) if role else list(self.links):
+            link.cut()
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        """Cut all connections and refuse new ones meanwhile."""
+        self.refusing = True
+        self.cut()
+        try:
+            yield
+        finally:
+            self.refusing = False
+
+    @contextlib.contextmanager
+    def black_hole(self) -> Iterator[None]:
+        """Let nothing through meanwhile, neither data nor the end of a connection; connections are still taken."""
+        self._flows.clear()
+        try:
+            yield
+        finally:
+            self._flows.set()
+
+    def half_close(self, role: str) -> None:
+        """Say to the clients that the server says no more, while still hearing them out."""
+        for link in self.of(role):
+            with contextlib.suppress(OSError):
+                link.client.shutdown(socket.SHUT_WR)
+
+    def swallow_answer(self, role: str, statement: bytes) -> None:
+        """Deliver the next statement of *role* that holds these bytes, and cut the line in place of the answer."""
+        self.swallowed.clear()
+        self._swallow = (role, statement)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            if self.refusing:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(self._to)
+            except OSError:
+                client.close()
+                continue
+            link = Link(client, server)
+            self.links.append(link)
+            self._run(self._upstream, link)
+            self._run(self._downstream, link)
+
+    def _run(self, target: object, *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _upstream(self, link: Link) -> None:
+        with contextlib.suppress(OSError):
+            while data := link.client.recv(CHUNK):
+                if not link.application and APPLICATION in data:
+                    link.application = data.split(APPLICATION, 1)[1].split(b"\0", 1)[0].decode()
+                self._pass()
+                if self._swallow and link in self.of(self._swallow[0]) and self._swallow[1] in data:
+                    link.swallowing, self._swallow = True, None
+                link.server.sendall(data)
+            self._pass()
+            link.server.shutdown(socket.SHUT_WR)
+
+    def _downstream(self, link: Link) -> None:
+        with contextlib.suppress(OSError):
+            while data := link.server.recv(CHUNK):
+                self._pass()
+                if link.swallowing:
+                    link.cut()
+                    self.swallowed.set()
+                    return
+                link.client.sendall(data)
+            self._pass()
+            link.client.shutdown(socket.SHUT_WR)
+
+    def _pass(self) -> None:
+        self._flows.wait()
+        if self.delay:
+            time.sleep(self.delay)

@@ -1,0 +1,270 @@
+"""The reaper takes back what is orphaned and nothing else, and judges nobody without evidence."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from engine import Inside, failures, insert, row, sentries, status
+from redrive import Queue, events
+from redrive.reaper import OWN_NAME
+from redrive.sql import lock_key
+from redrive.statements import named, run
+from support import wait_for
+
+LEASE = 1.0
+GONE = "elsewhere:77:abc123"
+"""A name of the shape that our workers give themselves."""
+
+
+@pytest.fixture
+def queue(db):
+    queue = Queue(db, lease=LEASE, foreign_lease=3600)
+    queue.handler("known")(lambda payload: None)
+    yield queue
+    queue.close()
+
+
+def running(conn, holder, *, kind="known", locked="1 hour", **columns):
+    """A job that *holder* claimed long ago."""
+    locked_at = conn.execute("select now() - %s::interval", (locked,)).fetchone()[0]
+    columns = {"attempts": 1, "claims": 1, **columns}
+    return insert(conn, kind, status="running", locked_by=holder, locked_at=locked_at, **columns)
+
+
+def a_worker(conn, name=GONE, silent="1 hour", **columns):
+    """A worker's row whose last beat is so long ago."""
+    columns = {"host": "h", "pid": 1, "version": "0", "kinds": ["known"], "concurrency": 1, **columns}
+    conn.execute(
+        f"insert into redrive.workers (name, heartbeat_at, lease, {', '.join(columns)}) "
+        f"values (%s, now() - %s::interval, '1 s', {', '.join(['%s'] * len(columns))})",
+        (name, silent, *columns.values()),
+    )
+
+
+def reap(conn, orphaned=(), foreign_age=3600):
+    return run(
+        conn,
+        named(
+            "reap_jobs",
+            "redrive",
+            own_name=OWN_NAME,
+            orphaned=list(orphaned),
+            lease=LEASE,
+            foreign_age=foreign_age,
+            max_crashes=3,
+        ),
+    )
+
+
+def test_nobody_is_judged_within_the_judges_own_first_lease(queue, conn):
+    """DESIGN 3: no verdict without evidence; and after it, at once."""
+    a_worker(conn)
+    job = running(conn, GONE)
+    with Inside(queue, lease=2) as inside:
+        wait_for(lambda: status(conn, job) == "succeeded")
+        waited = conn.execute(
+            "select extract(epoch from j.updated_at - w.started_at) from redrive.jobs j, redrive.workers w "
+            "where w.name = %s",
+            (inside.worker.name,),
+        ).fetchone()[0]
+    assert 1.9 < waited < 4
+    assert (row(conn, job).attempts, row(conn, job).claims) == (1, 2)
+
+
+def test_a_missing_row_a_missing_name_and_a_strangers_name_hide_no_job_cr_02(queue, conn):
+    """And a stranger's job that is younger than the stranger's lease is left to the stranger."""
+    orphans = [
+        running(conn, GONE),  # its worker's row was deleted
+        running(conn, "never-registered", locked="10 s"),
+        running(conn, None, locked="10 s"),
+        running(conn, "no-time-at-all", locked=None, updated_at="2020-01-01"),
+    ]
+    young = running(conn, "node-worker-1", locked="1 s")
+    with Inside(queue, foreign_lease=5):
+        wait_for(lambda: [status(conn, job) for job in orphans] == ["succeeded"] * 4)
+        assert status(conn, young) == "running"
+    for job in orphans:
+        [failure] = failures(conn, job)
+        assert failure.error_type == "WorkerLost"
+        assert row(conn, job).attempts == 1
+    assert row(conn, orphans[0]).crashes == 1  # ours, and alone: it may have killed its worker
+    assert [row(conn, job).crashes for job in orphans[1:]] == [0, 0, 0]  # a stranger's loop has other reasons to go
+
+
+def test_a_deleted_row_of_a_living_worker_comes_back_and_its_jobs_stay_its_own(queue, conn):
+    """The deletion falls into the moment of another worker's sweep again and again."""
+    done, starts = threading.Event(), []
+
+    @queue.handler("long", timeout=None)
+    def long(payload, job):
+        starts.append(job.claim)
+        done.wait(20)
+
+    judge = Queue(queue.settings.database_url, lease=LEASE)
+    judge.handler("other")(lambda payload: None)
+    with Inside(queue) as holder, Inside(judge) as other:
+        job = insert(conn, "long")
+        wait_for(lambda: starts)
+        conn.execute("update redrive.jobs set locked_at = now() - interval '1 hour' where id = %s", (job,))
+        name = holder.worker.name
+        reaper = other.worker.reaper
+        wait_for(lambda: reaper._sweep_at)  # it has judged once: it has its evidence
+        for _ in range(3):
+            swept = reaper.turned
+            conn.execute("delete from redrive.workers where name = %s", (name,))
+            reaper._sweep_at = 0.0
+            wait_for(lambda swept=swept: reaper.turned > swept and reaper._sweep_at)
+            beats = holder.worker.heartbeat.beats
+            wait_for(lambda beats=beats: holder.worker.heartbeat.beats > beats)
+        assert status(conn, job) == "running"
+        done.set()
+        wait_for(lambda: status(conn, job) == "succeeded")
+    assert starts == [1]
+    judge.close()
+
+
+GAPS = {
+    "it has ended": "update redrive.jobs set status = 'succeeded' where id = {job}",
+    "it has been claimed anew": "update redrive.jobs set claims = 2, locked_by = 'elsewhere:78:new' where id = {job}",
+    "its worker has beaten": "update redrive.workers set heartbeat_at = now() where name = '" + GONE + "'",
+    "it was deleted": "delete from redrive.jobs where id = {job}",
+}
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_between_the_reapers_look_and_its_write_the_job_may_change_hands_cr_04(db, conn, gap):
+    """And what is still orphaned in the same batch is reaped all the same."""
+    a_worker(conn)
+    a_worker(conn, "elsewhere:79:def456")
+    job, other = running(conn, GONE), running(conn, "elsewhere:79:def456")
+    # the library's clock waits at a gate, which every statement passes after it has taken its snapshot
+    conn.execute(
+        "create or replace function redrive.clock() returns timestamptz language plpgsql stable as $$ begin "
+        "if current_setting('test.gate', true) = 'shut' then perform pg_advisory_xact_lock_shared(4711); end if; "
+        "return statement_timestamp(); end $$"
+    )
+    reaped = []
+    with psycopg.connect(db) as gate, psycopg.connect(db, autocommit=True) as reaper:
+        gate.execute("select pg_advisory_xact_lock(4711)")
+        reaper.execute("set test.gate = 'shut'")
+        thread = threading.Thread(target=lambda: reaped.extend(reap(reaper)))
+        thread.start()
+        waits = "select count(*) from pg_stat_activity where pid = %s and wait_event = 'advisory'"
+        wait_for(lambda: conn.execute(waits, (reaper.info.backend_pid,)).fetchone()[0])
+        conn.execute(GAPS[gap].format(job=job))
+        before = row(conn, job)
+        gate.commit()
+        thread.join(10)
+    assert [one.id for one in reaped] == [other]
+    assert row(conn, job) == before
+    assert failures(conn, job) == []
+    assert status(conn, other) == "pending"
+
+
+def test_a_job_whose_outcome_is_being_written_is_left_alone_cr_04(db, conn):
+    a_worker(conn)
+    job = running(conn, GONE)
+    with psycopg.connect(db) as writer:
+        writer.execute("update redrive.jobs set status = 'succeeded' where id = %s", (job,))
+        assert reap(conn) == []
+    assert status(conn, job) == "succeeded"
+
+
+def test_two_reapers_at_once_take_each_job_back_once(db, conn):
+    a_worker(conn)
+    jobs = [running(conn, GONE) for _ in range(50)]
+    found = []
+
+    def judge():
+        with psycopg.connect(db, autocommit=True) as own:
+            found.extend(one.id for one in reap(own))
+
+    threads = [threading.Thread(target=judge) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == jobs
+    assert conn.execute("select count(*) from redrive.failures").fetchone() == (50,)
+
+
+def test_jobs_of_kinds_that_the_judge_does_not_know_are_taken_back_too_cr_13(queue, conn):
+    a_worker(conn)
+    job = running(conn, GONE, kind="unheard of", max_attempts=1)
+    with Inside(queue):
+        wait_for(lambda: status(conn, job) == "pending")
+    assert (row(conn, job).attempts, row(conn, job).locked_by, row(conn, job).locked_at) == (0, None, None)
+
+
+def test_an_orphan_past_its_deadline_dies_and_a_cancelled_one_ends(conn):
+    a_worker(conn)
+    late = running(conn, GONE, expires_at="2020-01-01", key="k")
+    unwanted = running(conn, GONE, cancel_requested_at="2020-01-01")
+    poison = running(conn, "elsewhere:79:def456", crashes=2, alone=True, key="p")
+    a_worker(conn, "elsewhere:79:def456")
+    assert {one.id: one.status for one in reap(conn)} == {late: "dead", unwanted: "failed", poison: "dead"}
+    assert row(conn, late).last_error.startswith("deadline")
+    assert row(conn, unwanted).last_error.startswith("cancelled")
+    assert row(conn, poison).last_error.startswith("poison")
+    for job in (late, poison):  # ready for any requeue
+        found = row(conn, job)
+        assert (found.key, found.expires_at, found.locked_by, found.crashes, found.alone) == (
+            None,
+            None,
+            None,
+            0,
+            False,
+        )
+    assert [failure.key for failure in failures(conn, poison)] == ["p"]
+
+
+def test_a_frozen_sentrys_session_is_ended_by_its_peers(queue, db, conn):
+    """Whoever holds the lock and does not move would keep everybody asleep."""
+    with (
+        Inside(queue) as inside,
+        psycopg.connect(db, autocommit=True, application_name="redrive listen frozen") as held,
+    ):
+        wait_for(lambda: inside.worker.reaper._sweep_at)
+        wait_for(lambda: sentries(conn) == [inside.worker.name])
+        pid = held.info.backend_pid
+        # the next sentry is one whose worker stopped to beat
+        conn.execute("select pg_terminate_backend(%s)", (inside.worker.listener.pid,))
+        wait_for(
+            lambda: held.execute("select pg_try_advisory_lock(%s)", (lock_key("redrive"),)).fetchone()[0], every=0.001
+        )
+        a_worker(conn, "elsewhere:80:frozen", silent="0 s", listener_pid=pid)
+        wait_for(lambda: sentries(conn) == [inside.worker.name])
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            held.execute("select 1")
+
+
+def test_a_session_that_has_a_dead_sentrys_process_id_by_chance_is_left_alone(queue, db, conn):
+    a_worker(conn, silent="1 minute", listener_pid=1)
+    with Inside(queue) as inside:
+        wait_for(lambda: sentries(conn) == [inside.worker.name])
+        pid = inside.worker.listener.pid
+        conn.execute("update redrive.workers set listener_pid = %s where name = %s", (pid, GONE))
+        wait_for(lambda: inside.worker.reaper._sweep_at)
+        swept = inside.worker.reaper.turned
+        inside.worker.reaper._sweep_at = 0.0
+        wait_for(lambda: inside.worker.reaper._sweep_at and inside.worker.reaper.turned > swept)
+        assert inside.worker.listener.pid == pid
+        assert sentries(conn) == [inside.worker.name]
+
+
+def test_what_was_taken_back_is_told_to_those_who_listen(queue, conn):
+    told = []
+    end = events.subscribe(told.append, events.JobReclaimed, events.JobDied)
+    a_worker(conn)
+    job = running(conn, GONE)
+    poison = running(conn, GONE, crashes=2, alone=True)
+    with Inside(queue):
+        wait_for(lambda: len(told) == 2)
+    end()
+    reclaimed, died = sorted(told, key=lambda event: event.id)
+    assert (reclaimed.id, reclaimed.lost_worker, reclaimed.outcome) == (job, GONE, "pending")
+    assert (died.id, died.kind) == (poison, "known")
+    assert "poison" in died.reason
