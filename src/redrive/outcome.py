@@ -1,12 +1,20 @@
-"""What can become of a try, as values. They are decided without a database and written down by the writer alone."""
+"""What can become of a try, as values; how each is said in SQL's parameters, and to listeners once it is written.
+
+They are decided without a database. Nothing here runs a statement: that is for the writer, and for the test kit.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from redrive.events import JobDied, JobEvent, JobFailed, JobHandedBack, JobRetried, JobSnoozed, JobSucceeded
+from redrive.failure import FailureText, describe
+
 if TYPE_CHECKING:
-    from redrive.failure import FailureText
+    from collections.abc import Sequence
+
+UNCOMMITTED_DELAY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +84,69 @@ class Finished:
     job: Any
     outcome: Outcome
     duration: float | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it succeeded and there is nothing more to be said: what ``succeed_jobs`` writes."""
+        return self.outcome.__class__ is Succeeded and self.outcome.result is None
+
+    @property
+    def error(self) -> str:
+        """Type and message of what was raised, if anything was."""
+        failure = getattr(self.outcome, "failure", None)
+        return "" if failure is None else f"{failure.error_type}: {failure.message}"
+
+
+def parameters(batch: Sequence[Finished]) -> dict[str, Any]:
+    """Give a batch as the arrays of ``finish_jobs``."""
+    rows = [(one, one.outcome, getattr(one.outcome, "failure", None)) for one in batch]
+    return {
+        "ids": [one.job.id for one in batch],
+        "claims": [one.job.claim for one in batch],
+        "outcomes": [one.outcome.name for one in batch],
+        "delays": [getattr(outcome, "delay", 0.0) for _, outcome, _ in rows],
+        "results": [getattr(outcome, "result", None) for _, outcome, _ in rows],
+        "durations": [one.duration for one in batch],
+        "errors": [failure and failure.last_error for _, _, failure in rows],
+        "error_types": [failure and failure.error_type for _, _, failure in rows],
+        "messages": [failure and failure.message for _, _, failure in rows],
+        "tracebacks": [failure and failure.traceback for _, _, failure in rows],
+        "fingerprints": [failure and failure.fingerprint for _, _, failure in rows],
+    }
+
+
+def uncommitted(one: Finished) -> Finished:
+    """Judge a job that said complete() and whose transaction never came to be: its success was a failure."""
+    if not isinstance(one.outcome, Succeeded):
+        return one
+    failure = describe(RuntimeError("job.complete() was called, but its transaction was not committed"))
+    return replace(one, outcome=Died(failure) if one.job.last_attempt else Retried(failure, UNCOMMITTED_DELAY))
+
+
+def event(one: Finished, status: str, reason: str = "") -> JobEvent:
+    """Say what was written, which may differ from what was asked: the database has the last word."""
+    match one.outcome, status:
+        case _, "succeeded":
+            return _event(JobSucceeded, one)
+        case _, "dead":
+            return _event(JobDied, one, reason=reason, error=one.error)
+        case _, "failed":
+            return _event(JobFailed, one, reason=reason)
+        case Snoozed(delay=delay), _:
+            return _event(JobSnoozed, one, delay=delay)
+        case ((Retried(delay=delay) | Crashed(delay=delay)), _):
+            return _event(JobRetried, one, delay=delay, error=one.error)
+        case _:
+            return _event(JobHandedBack, one, reason=one.job.stop_reason or "it had not begun")
+
+
+def _event(kind: type[JobEvent], one: Finished, **more: Any) -> JobEvent:
+    job = one.job
+    known = {
+        "id": job.id,
+        "kind": job.kind,
+        "attempt": job.attempt,
+        "worker": job.worker,
+        "duration": one.duration or 0.0,
+    }
+    return kind(**known, **more)

@@ -13,30 +13,34 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from psycopg import AsyncConnection, Connection
+
+from redrive import errors
 from redrive.connections import Control, is_outage, is_transient
-from redrive.events import (
-    JobDied,
-    JobFailed,
-    JobHandedBack,
-    JobRetried,
-    JobSnoozed,
-    JobSucceeded,
-    LeaseLost,
-    emit,
-    heard,
-)
+from redrive.events import JobDied, JobSucceeded, LeaseLost, emit, heard
 from redrive.failure import describe
 from redrive.job import Latest
-from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Retried, Snoozed, Succeeded
+from redrive.outcome import (
+    Crashed,
+    Died,
+    Failed,
+    Finished,
+    HandedBack,
+    Retried,
+    Snoozed,
+    Succeeded,
+    event,
+    parameters,
+    uncommitted,
+)
 from redrive.payload import encode_result
 from redrive.service import FOR_EVER, Database, Service
-from redrive.statements import named
+from redrive.statements import Statement, arun, named, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from redrive.job import ClaimedJob
-    from redrive.outcome import Outcome
 
 BATCH = 1000
 GATHER = 0.002
@@ -131,16 +135,8 @@ class Writer(Service):
 
     async def _write(self, batch: Sequence[Finished]) -> None:
         completed = [one for one in batch if one.job.completed]
-        plain = [
-            one
-            for one in batch
-            if one.outcome.__class__ is Succeeded and one.outcome.result is None and not one.job.completed
-        ]
-        others = [
-            one
-            for one in batch
-            if not (one.outcome.__class__ is Succeeded and one.outcome.result is None) and not one.job.completed
-        ]
+        plain = [one for one in batch if one.plain and not one.job.completed]
+        others = [one for one in batch if not one.plain and not one.job.completed]
         if completed:
             others += await self._rolled_back(completed)
         again, self._tried = self._tried, True
@@ -167,7 +163,15 @@ class Writer(Service):
 
     async def _finish(self, batch: Sequence[Finished], *, again: bool) -> None:
         try:
-            rows = await self._control.run(named("finish_jobs", self._control.schema, **self._params(batch)))
+            rows = await self._control.run(
+                named(
+                    "finish_jobs",
+                    self._control.schema,
+                    worker=self._worker,
+                    max_crashes=self._max_crashes,
+                    **parameters(batch),
+                )
+            )
         except Exception as error:
             if is_outage(error) or is_transient(error):
                 raise
@@ -203,13 +207,10 @@ class Writer(Service):
         back = []
         for one in completed:
             if one.job.id in written:
-                emit(_event(JobSucceeded, one))
+                emit(event(one, "succeeded"))
                 continue
             one.job.completed = False
-            if isinstance(one.outcome, Succeeded):
-                failure = describe(RuntimeError("job.complete() was called, but its transaction was not committed"))
-                one = replace(one, outcome=Died(failure) if one.job.last_attempt else Retried(failure, 10.0))  # noqa: PLW2901
-            back.append(one)
+            back.append(uncommitted(one))
         return back
 
     async def _written(self, batch: Sequence[Finished]) -> set[int]:
@@ -240,65 +241,44 @@ class Writer(Service):
             if not await self._control.run(named("write_progress", self._control.schema, **params)):
                 job.lost = job.id is not None and not job.completed
 
-    def _params(self, batch: Sequence[Finished]) -> dict[str, Any]:
-        rows = [(one, one.outcome, getattr(one.outcome, "failure", None)) for one in batch]
-        return {
-            "worker": self._worker,
-            "max_crashes": self._max_crashes,
-            "ids": [one.job.id for one in batch],
-            "claims": [one.job.claim for one in batch],
-            "outcomes": [one.outcome.name for one in batch],
-            "delays": [getattr(outcome, "delay", 0.0) for _, outcome, _ in rows],
-            "results": [getattr(outcome, "result", None) for _, outcome, _ in rows],
-            "durations": [one.duration for one in batch],
-            "errors": [failure and failure.last_error for _, _, failure in rows],
-            "error_types": [failure and failure.error_type for _, _, failure in rows],
-            "messages": [failure and failure.message for _, _, failure in rows],
-            "tracebacks": [failure and failure.traceback for _, _, failure in rows],
-            "fingerprints": [failure and failure.fingerprint for _, _, failure in rows],
-        }
-
     def _tell_successes(self, batch: Iterable[Finished]) -> None:
         for one in batch:
-            emit(_event(JobSucceeded, one))
+            emit(event(one, "succeeded"))
 
     def _tell(self, one: Finished, status: str, reason: str) -> None:
-        """Tell what was written, which may differ from what was asked: the database has the last word."""
-        match one.outcome, status:
-            case _, "succeeded":
-                emit(_event(JobSucceeded, one))
-            case _, "dead":
-                died = _event(JobDied, one, reason=reason, error=_error(one.outcome))
-                emit(died)
-                self.on_dead(died)
-            case _, "failed":
-                emit(_event(JobFailed, one, reason=reason))
-            case Snoozed(delay=delay), _:
-                self.on_later(delay)
-                emit(_event(JobSnoozed, one, delay=delay))
-            case HandedBack(), _:
-                emit(_event(JobHandedBack, one, reason=one.job.stop_reason or "it had not begun"))
-            case ((Retried(delay=delay) | Crashed(delay=delay)), _):
-                self.on_later(delay)
-                emit(_event(JobRetried, one, delay=delay, error=_error(one.outcome)))
+        said = event(one, status, reason)
+        if status == "pending" and isinstance(one.outcome, Retried | Snoozed | Crashed):
+            self.on_later(one.outcome.delay)
+        emit(said)
+        if isinstance(said, JobDied):
+            self.on_dead(said)
 
 
-def _event(event: Any, one: Finished, **more: Any) -> Any:
-    job = one.job
-    known = {
-        "id": job.id,
-        "kind": job.kind,
-        "attempt": job.attempt,
-        "worker": job.worker,
-        "duration": one.duration or 0.0,
-    }
-    wanted = event.__dataclass_fields__
-    return event(**{name: value for name, value in (known | more).items() if name in wanted})
+def complete(job: ClaimedJob, connection: Any, result: Any) -> Any:
+    """Record a job's success in the transaction of the user's *connection*; to be awaited where that is an async one.
+
+    Raises:
+        LeaseLost: when the job isn't its worker's any more.
+    """
+    text = encode_result(result)
+    statement = named("complete_job", job.schema, id=job.id, claim=job.claim, worker=job.worker, result=text)
+    if isinstance(connection, AsyncConnection):
+        return _acomplete(job, connection, statement)
+    if not isinstance(connection, Connection):
+        raise TypeError(f"job.complete: connection is a {type(connection).__qualname__}, not a psycopg connection")
+    _completed(job, run(connection, statement))
+    return None
 
 
-def _error(outcome: Outcome) -> str:
-    failure = getattr(outcome, "failure", None)
-    return "" if failure is None else f"{failure.error_type}: {failure.message}"
+async def _acomplete(job: ClaimedJob, connection: AsyncConnection[Any], statement: Statement[Any]) -> None:
+    _completed(job, await arun(connection, statement))
+
+
+def _completed(job: ClaimedJob, rows: list[Any]) -> None:
+    if not rows:
+        job.lost = True
+        raise errors.LeaseLost(f"job {job.id} is not this worker's any more: roll back")
+    job.completed = True
 
 
 def _in_ascii(one: Finished) -> Finished:
