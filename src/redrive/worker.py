@@ -20,21 +20,20 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from redrive.connections import Control, is_outage
-from redrive.errors import InvalidOption, LeaseLost, NoDatabase
+from redrive.errors import InvalidOption, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
 from redrive.heartbeat import Heartbeat
 from redrive.listener import Listener, NoListener
 from redrive.migrate import demand_migrated
-from redrive.payload import encode_result
 from redrive.producer import Producer
 from redrive.pruner import Pruner
 from redrive.pulse import Pulse
 from redrive.reaper import Reaper
 from redrive.service import FOR_EVER, Database, Service
 from redrive.slots import Slots
-from redrive.statements import arun, named, run
+from redrive.statements import named
 from redrive.threads import Threads
-from redrive.writer import Writer
+from redrive.writer import Writer, complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -162,7 +161,7 @@ class Worker:
         return Control(self.settings.database_url, self.settings.schema, f"{role} {self.name}")
 
     def _adopt(self, job: ClaimedJob) -> None:
-        job.bind(self.name, self.settings.schema, self.writer.put_progress, self._complete)
+        job.bind(self.name, self.settings.schema, self.writer.put_progress, complete)
 
     def _known(self) -> list[int]:
         return [*self.slots.held(), *self.writer.held()]
@@ -248,26 +247,6 @@ class Worker:
                 return
 
     # -- what handlers and operators ask
-
-    def _complete(self, job: ClaimedJob, connection: Any, result: Any) -> Any:
-        text = encode_result(result)
-        statement = named("complete_job", job.schema, id=job.id, claim=job.claim, worker=job.worker, result=text)
-        if isinstance(connection, psycopg.AsyncConnection):
-            return self._acomplete(job, connection, statement)
-        if not isinstance(connection, psycopg.Connection):
-            raise TypeError(f"job.complete: connection is a {type(connection).__qualname__}, not a psycopg connection")
-        self._completed(job, run(connection, statement))
-        return None
-
-    async def _acomplete(self, job: ClaimedJob, connection: Any, statement: Any) -> None:
-        self._completed(job, await arun(connection, statement))
-
-    @staticmethod
-    def _completed(job: ClaimedJob, rows: list[Any]) -> None:
-        if not rows:
-            job.lost = True
-            raise LeaseLost(f"job {job.id} is not this worker's any more: roll back")
-        job.completed = True
 
     def _call_on_dead(self, event: JobDied) -> None:
         handler = self.handlers.get(event.kind)
