@@ -198,7 +198,7 @@ def measured(text: str) -> None:
 
 
 class Inside:
-    """Workers of *queue* in a thread of this process, for tests that reach into them: ``with Inside(queue) as inside``."""
+    """Workers in a thread of this process, for tests that reach into them: ``with Inside(queue) as inside``."""
 
     def __init__(self, *queues: Queue, **settings: Any) -> None:
         self.workers: list[Worker] = [queue.worker(**settings) for queue in queues]
