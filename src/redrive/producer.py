@@ -12,17 +12,17 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from redrive.job import ClaimedJob
+from redrive import store
 from redrive.lanes import PATIENCE, SLOW, Lanes
 from redrive.service import Database, Service
-from redrive.sql import query
-from redrive.statements import Statement, named
+from redrive.statements import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
     from redrive.connections import Control
+    from redrive.job import ClaimedJob
     from redrive.listener import Listener
     from redrive.slots import Slots
 
@@ -215,7 +215,7 @@ class Producer(Service):
         return jobs
 
     async def _take(self, name: str, params: dict[str, Any]) -> list[ClaimedJob]:
-        statement = Statement(query(name, self._control.schema), _claimed_job, params, binary=True)
+        statement = store.claim(self._control.schema, name, **params)
         self._in_doubt = True
         jobs = await self._control.run(statement)
         self._in_doubt = False
@@ -254,8 +254,3 @@ class Producer(Service):
         if self._starved and self._slots.room() > 0:
             self._starved = False
             self._loop.call_soon_threadsafe(self.wake)
-
-
-def _claimed_job(_cursor: Any) -> Callable[[Sequence[Any]], ClaimedJob]:
-    """Make a claimed job of each row; the columns stand in the order of its parameters."""
-    return lambda values: ClaimedJob(*values)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from psycopg.rows import class_row, namedtuple_row
 
 from redrive.errors import InvalidOption, InvalidPayload
-from redrive.job import STATES, Job
+from redrive.job import STATES, ClaimedJob, Job
 from redrive.payload import encode
 from redrive.settings import seconds
 from redrive.sql import query
@@ -143,6 +143,11 @@ def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None) -> Iterab
         except (InvalidOption, InvalidPayload) as error:
             error.args = (f"payloads[{number}]: {error}",)
             raise
+
+
+def claim(schema: str, how: str, **params: Any) -> Statement[ClaimedJob]:
+    """Take due jobs by ``claim_jobs`` or ``claim_alone``, whose columns stand in the order of ClaimedJob's parameters."""
+    return Statement(query(how, schema), lambda _cursor: lambda row: ClaimedJob(*row), params, binary=True)
 
 
 def get(schema: str, job_id: int) -> Statement[Job]:
