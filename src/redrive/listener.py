@@ -111,7 +111,8 @@ class Listener(Service):
             return False
         self._conn.add_notify_handler(self._on_notify)
         for name in (self._all, self._own, TUTORIAL_CHANNEL):
-            await self._say(Statement(compose(text_of("listen"), schema, heard=Identifier(name)), psycopg.rows.tuple_row))
+            listen = compose(text_of("listen"), schema, heard=Identifier(name))
+            await self._say(Statement(listen, psycopg.rows.tuple_row))
         self._nonce = secrets.token_hex(8)
         self._heard.clear()
         await self._speaker.run(named("notify", schema, channel=self._own, message=self._nonce))
