@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,7 @@ class Heartbeat(Service):
         self._complaints = complaints
         self._cancel = cancel
         self._main_loop = main_loop
+        self._main_thread = threading.get_ident()
         self._beat_at = 0.0
         self._answered_at = 0.0
         self._renewed_at = 0.0
@@ -150,7 +153,7 @@ class Heartbeat(Service):
         late = time.monotonic() - self._pulse_asked
         if late > BLOCKED_AFTER and not self._blocked:
             self._blocked = True
-            emit(LoopBlocked(worker=str(self._facts["name"]), duration=late))
+            emit(LoopBlocked(worker=str(self._facts["name"]), duration=late, stack=_where(self._main_thread)))
 
     @property
     def fresh(self) -> bool:
@@ -164,3 +167,9 @@ class Heartbeat(Service):
 
     def _sign(self) -> None:
         self._pulse = time.monotonic()
+
+
+def _where(thread: int) -> str:
+    """Name the line of Python at which *thread* is."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the only way to see it
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}" if frame else ""
