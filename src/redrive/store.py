@@ -146,7 +146,7 @@ def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None) -> Iterab
 
 
 def claim(schema: str, how: str, **params: Any) -> Statement[ClaimedJob]:
-    """Take due jobs by ``claim_jobs`` or ``claim_alone``, whose columns stand in the order of ClaimedJob's parameters."""
+    """Take due jobs, by ``claim_jobs`` or ``claim_alone``; the columns stand as ClaimedJob takes them."""
     return Statement(query(how, schema), lambda _cursor: lambda row: ClaimedJob(*row), params, binary=True)
 
 
