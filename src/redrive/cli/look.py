@@ -128,9 +128,10 @@ def _show_counts(now: Session, *, as_json: bool) -> None:
 def workers(database_url: str | None, schema: str | None, *, as_json: bool) -> None:
     """List the worker processes that gave a sign of life within the last day."""
     from redrive import store
+    from redrive.cli.curtain import text
 
     with session(database_url, schema) as now:
-        rows = now.ask(store.workers(now.schema))
+        rows = [row._replace(problem=text(row.problem)) for row in now.ask(store.workers(now.schema))]
     if as_json:
         screen.document({"workers": [row._asdict() for row in rows]})
         return

@@ -34,6 +34,9 @@ STYLES = {
     "alive": "green",
     "silent": "red",
 }
+GAP = 2
+NARROW = 20
+"""Columns of a terminal that the last of a table gets in any case."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _UNITS = (("y", 365 * 86_400.0), ("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
@@ -164,24 +167,24 @@ def number(count: int) -> str:
 
 
 def _rich_table(headers: Sequence[str], rows: list[list[Cell]], right: set[str]) -> None:
-    from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for place, header in enumerate(headers):
-        last = place == len(headers) - 1
-        shown.add_column(
-            header,
-            justify="right" if header in right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            ratio=1 if last else None,
-        )
+    console = Console()
+    # The last column gives way, the others do not: rich itself would squeeze all of them alike, down to nothing.
+    taken = sum(max(map(cell_len, column)) + GAP for column in list(zip(headers, *_texts(rows), strict=True))[:-1])
+    room = max(console.width - taken, NARROW)
+    shown = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+    for header in headers:
+        shown.add_column(header, justify="right" if header in right else "left", no_wrap=True)
     for row in rows:
-        shown.add_row(*(Text(cell.text, style=cell.style) for cell in row))
-    Console().print(shown)
+        texts = [Text(cell.text, style=cell.style) for cell in row]
+        texts[-1].truncate(room, overflow="ellipsis")
+        shown.add_row(*texts)
+    console.width = max(console.width, taken + room)
+    console.print(shown)
 
 
 def _texts(rows: list[list[Cell]]) -> list[list[str]]:
