@@ -222,6 +222,20 @@ class Latest:
         with self._lock:
             self._values[job.id] = (job, value)
 
+    def __contains__(self, job_id: int) -> bool:
+        """Whether something waits for the job."""
+        return job_id in self._values
+
+    def __len__(self) -> int:
+        """Count the jobs for which something waits."""
+        return len(self._values)
+
+    def put_back(self, taken: list[tuple[ClaimedJob, Any]]) -> None:
+        """Let what was taken wait again, where nothing newer does."""
+        with self._lock:
+            for job, value in taken:
+                self._values.setdefault(job.id, (job, value))
+
     def take(self) -> list[tuple[ClaimedJob, Any]]:
         """Take everything that waits."""
         with self._lock:

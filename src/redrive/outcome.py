@@ -123,6 +123,26 @@ def uncommitted(one: Finished) -> Finished:
     return replace(one, outcome=Died(failure) if one.job.last_attempt else Retried(failure, UNCOMMITTED_DELAY))
 
 
+def in_ascii(one: Finished) -> Finished:
+    """Spell an outcome in ASCII, for a database whose encoding has no room for its text."""
+    outcome = one.outcome
+    match outcome:
+        case Succeeded(result=str(result)):  # JSON: what stands for a character is text within text
+            spelt = "".join(each if each.isascii() else _spelt(each).replace("\\", "\\\\") for each in result)
+            return replace(one, outcome=Succeeded(spelt))
+        case Retried() | Failed() | Died() | Crashed():
+            failure = outcome.failure
+            plain = replace(
+                failure,
+                message=_spelt(failure.message),
+                traceback=_spelt(failure.traceback),
+                last_error=_spelt(failure.last_error),
+            )
+            return replace(one, outcome=replace(outcome, failure=plain))
+        case _:
+            return one
+
+
 def event(one: Finished, status: str, reason: str = "") -> JobEvent:
     """Say what was written, which may differ from what was asked: the database has the last word."""
     match one.outcome, status:
@@ -150,3 +170,7 @@ def _event(kind: type[JobEvent], one: Finished, **more: Any) -> JobEvent:
         "duration": one.duration or 0.0,
     }
     return kind(**known, **more)
+
+
+def _spelt(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()

@@ -1,7 +1,7 @@
 """The one place that writes what became of jobs: in batches, in id order, fenced by the lease, until it is done.
 
 What a handler did can't be undone, so an outcome is kept and written again until the database has it or says that the
-lease is lost. One outcome that can't be stored never holds up the others.
+lease is lost. One outcome that can't be stored, or whose row somebody has locked, never holds up the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from psycopg import AsyncConnection, Connection
@@ -23,13 +23,13 @@ from redrive.job import Latest
 from redrive.outcome import (
     Crashed,
     Died,
-    Failed,
     Finished,
     HandedBack,
     Retried,
     Snoozed,
     Succeeded,
     event,
+    in_ascii,
     parameters,
     uncommitted,
 )
@@ -38,7 +38,7 @@ from redrive.service import FOR_EVER, Database, Service
 from redrive.statements import Statement, arun, named, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from redrive.job import ClaimedJob
 
@@ -46,8 +46,25 @@ BATCH = 1000
 GATHER = 0.002
 """Under load, the pause in which outcomes gather for the next statement. A crash repeats at most what ended in it."""
 PROGRESS_EVERY = 1.0
+LOCKED_PAUSE = 0.5
+REFUSED_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
+HOPELESS_AFTER = 5
+"""Tries after which an outcome that was set aside keeps a worker that wants to end waiting no more."""
+REFUSED = "OutcomeRefused"
+_COLLISION = "40"
+_LOCKED = "55P03"
 
 _log = logging.getLogger("redrive")
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """An outcome that could not be written while others could."""
+
+    finished: Finished
+    why: str
+    tries: int
+    due: float
 
 
 class Writer(Service):
@@ -66,6 +83,7 @@ class Writer(Service):
         self._done: deque[Finished] = deque()
         self._batch: list[Finished] = []
         self._tried = False
+        self._aside: dict[int, Aside] = {}
         self._woken = False
         self._progress = Latest()
         self._progress_at = 0.0
@@ -88,30 +106,32 @@ class Writer(Service):
 
     @property
     def idle(self) -> bool:
-        """Whether everything has been written."""
-        return not self._done and not self._batch
+        """Whether everything has been written that can be."""
+        waits = any(each.tries < HOPELESS_AFTER for each in self._aside.values())
+        return not self._done and not self._batch and not waits
 
     def held(self) -> list[int]:
         """List the ids of jobs whose outcome is not written yet."""
-        return [one.job.id for one in [*list(self._done), *self._batch]]
+        return [one.job.id for one in [*list(self._done), *self._batch]] + list(self._aside)
 
     @property
     def unwritten(self) -> int:
         """Outcomes that wait for the database."""
-        return len(self._done) + len(self._batch)
+        return len(self._done) + len(self._batch) + len(self._aside)
 
     async def tick(self) -> float:
         """Write what there is; what fails stays for the next round."""
-        await self._write_progress()
-        if not self._batch:
-            self._batch = self._take()
-        if not self._batch:
-            return FOR_EVER
+        self._batch = self._batch or self._take()
         size = len(self._batch)
-        await self._write(self._batch)
-        self._batch, self._tried = [], False
+        progress_due = await self._write_progress()
+        if self._batch:
+            again, self._tried = self._tried, True
+            await self._write(self._batch, again=again)
+            self._batch, self._tried = [], False
+        aside_due = await self._write_aside() if self._aside else FOR_EVER
+        self.trouble = "; ".join(each.why for each in list(self._aside.values())[:3])
         if not self._done:
-            return FOR_EVER
+            return min(progress_due, aside_due)
         return GATHER if size > len(self._done) and size < BATCH else 0.0
 
     def _call(self) -> None:
@@ -131,52 +151,95 @@ class Writer(Service):
         taken: list[Finished] = []
         while self._done and len(taken) < BATCH:
             taken.append(self._done.popleft())
-        return sorted(taken, key=lambda finished: int(finished.job.id))
+        return sorted(taken, key=_by_id)
 
-    async def _write(self, batch: Sequence[Finished]) -> None:
+    async def _write(self, batch: Sequence[Finished], *, again: bool) -> None:
+        """Write a batch; *again* where it may have been written already and the answer was lost."""
         completed = [one for one in batch if one.job.completed]
         plain = [one for one in batch if one.plain and not one.job.completed]
         others = [one for one in batch if not one.plain and not one.job.completed]
         if completed:
-            others += await self._rolled_back(completed)
-        again, self._tried = self._tried, True
+            others = sorted(others + await self._rolled_back(completed), key=_by_id)
         if plain:
-            found = await self._succeed(plain)
-            if len(found) < len(plain):
-                await self._not_ours([one for one in plain if one.job.id not in found], again=again)
-            if heard(JobSucceeded):
-                self._tell_successes(one for one in plain if one.job.id in found)
+            await self._apart(self._succeed, plain, again=again)
         if others:
-            await self._finish(sorted(others, key=lambda one: int(one.job.id)), again=again)
+            await self._apart(self._finish, others, again=again)
 
-    async def _succeed(self, batch: Sequence[Finished]) -> set[int]:
-        params: dict[str, Any] = {
-            "ids": [one.job.id for one in batch],
-            "claims": [one.job.claim for one in batch],
-        }
-        return {
-            row.id
-            for row in await self._control.run(
-                named("succeed_jobs", self._control.schema, worker=self._worker, **params)
-            )
-        }
+    async def _apart(self, write: Callable[..., Awaitable[None]], batch: Sequence[Finished], *, again: bool) -> None:
+        """Say *write* of the batch; where the database says no, find out to which of them, and write the others."""
+        try:
+            await write(batch, again=again)
+        except Exception as error:
+            state = getattr(error, "sqlstate", None) or ""
+            if is_outage(error) or state.startswith(_COLLISION):
+                raise
+            if state == _LOCKED:
+                locked = await self._locked(batch)
+                for one in batch:
+                    if one.job.id in locked:
+                        self._set_aside(one, "somebody has locked its row", LOCKED_PAUSE)
+                batch = [one for one in batch if one.job.id not in locked]
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                await self._apart(write, batch[:middle], again=again)
+                await self._apart(write, batch[middle:], again=again)
+            elif batch:
+                await self._refused(batch[0], error, again=again)
+
+    async def _refused(self, one: Finished, error: Exception, *, again: bool) -> None:
+        """Store what can be said of an outcome that can't be stored: in ASCII, or that it was refused."""
+        failure = replace(describe(error), error_type=REFUSED, traceback="")
+        for said in (in_ascii(one), replace(one, outcome=Died(failure))):
+            if said == one or is_transient(error):
+                continue
+            try:
+                await self._finish([said], again=again)
+            except Exception as another:
+                if is_outage(another) or is_transient(another):
+                    raise
+                continue
+            if said.outcome.name != one.outcome.name:
+                _log.error("outcome of job %s could not be stored: %s", one.job.id, error, extra={"job": one.job.id})
+            return
+        tries = self._aside[one.job.id].tries if one.job.id in self._aside else 0
+        pause = REFUSED_PAUSES[min(tries, len(REFUSED_PAUSES) - 1)]
+        self._set_aside(one, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", pause)
+
+    def _set_aside(self, one: Finished, why: str, pause: float) -> None:
+        why = f"the outcome of job {one.job.id} ({one.job.kind}) waits: {why}"
+        before = self._aside.get(one.job.id)
+        if before is None:
+            _log.warning("%s", why, extra={"job": one.job.id, "kind": one.job.kind})
+        tries = 1 if before is None else before.tries + 1
+        self._aside[one.job.id] = Aside(one, why, tries, time.monotonic() + pause)
+
+    async def _write_aside(self) -> float:
+        """Try again what was set aside and is due; gives the pause until the next is."""
+        due = [each for each in self._aside.values() if each.due <= time.monotonic()]
+        locked = await self._locked([each.finished for each in due]) if due else set()
+        for each in due:
+            one = each.finished
+            if one.job.id in locked:  # not tried: that would hold up the others for as long as the lock_timeout
+                self._set_aside(one, "somebody has locked its row", LOCKED_PAUSE)
+                continue
+            await self._write([one], again=True)
+            if self._aside[one.job.id] is each:
+                del self._aside[one.job.id]
+        soonest = min((each.due for each in self._aside.values()), default=None)
+        return FOR_EVER if soonest is None else max(0.01, soonest - time.monotonic())
+
+    async def _succeed(self, batch: Sequence[Finished], *, again: bool) -> None:
+        found = await self._ids("succeed_jobs", batch)
+        if len(found) < len(batch):
+            await self._not_ours([one for one in batch if one.job.id not in found], again=again)
+        if heard(JobSucceeded):
+            for one in batch:
+                if one.job.id in found:
+                    emit(event(one, "succeeded"))
 
     async def _finish(self, batch: Sequence[Finished], *, again: bool) -> None:
-        try:
-            rows = await self._control.run(
-                named(
-                    "finish_jobs",
-                    self._control.schema,
-                    worker=self._worker,
-                    max_crashes=self._max_crashes,
-                    **parameters(batch),
-                )
-            )
-        except Exception as error:
-            if is_outage(error) or is_transient(error):
-                raise
-            await self._one_by_one(batch, error, again=again)
-            return
+        params = {"worker": self._worker, "max_crashes": self._max_crashes, **parameters(batch)}
+        rows = await self._control.run(named("finish_jobs", self._control.schema, **params))
         verdicts = {row.id: row for row in rows}
         for one in batch:
             if (row := verdicts.get(one.job.id)) is not None:
@@ -184,46 +247,38 @@ class Writer(Service):
         if len(verdicts) < len(batch):
             await self._not_ours([one for one in batch if one.job.id not in verdicts], again=again)
 
-    async def _one_by_one(self, batch: Sequence[Finished], error: Exception, *, again: bool) -> None:
-        """One of the batch can't be stored: find it, and store what can be said of it in its place."""
-        if len(batch) > 1:
-            for one in batch:
-                await self._finish([one], again=again)
-            return
-        [one] = batch
-        plain = _in_ascii(one)
-        if plain != one:
-            await self._finish([plain], again=again)
-            return
-        if isinstance(one.outcome, Died) and one.outcome.failure.error_type == "OutcomeRefused":
-            raise error
-        _log.error("outcome of job %s could not be stored: %s", one.job.id, error, extra={"job": one.job.id})
-        refused = replace(describe(error), error_type="OutcomeRefused", traceback="")
-        await self._finish([replace(one, outcome=Died(refused))], again=again)
-
     async def _rolled_back(self, completed: Sequence[Finished]) -> list[Finished]:
         """Of jobs that said complete(): those whose transaction never came to be. Their try failed."""
-        written = await self._written(completed)
+        locked = await self._locked(completed)
+        written = await self._written(completed)  # asked after: where the row was free, the transaction had ended
         back = []
         for one in completed:
             if one.job.id in written:
                 emit(event(one, "succeeded"))
-                continue
-            one.job.completed = False
-            back.append(uncommitted(one))
+                if not isinstance(one.outcome, Succeeded):
+                    said = one.error or one.outcome.name
+                    _log.warning("job %s succeeded by job.complete(), and then: %s", one.job.id, said)
+            elif one.job.id in locked:
+                self._set_aside(one, "the transaction of its job.complete() is still open", LOCKED_PAUSE)
+            else:
+                one.job.completed = False
+                back.append(uncommitted(one))
         return back
 
     async def _written(self, batch: Sequence[Finished]) -> set[int]:
+        return await self._ids("was_written", batch)
+
+    async def _locked(self, batch: Sequence[Finished]) -> set[int]:
+        ids = [one.job.id for one in batch]
+        return {row.id for row in await self._control.run(named("locked_jobs", self._control.schema, ids=ids))}
+
+    async def _ids(self, name: str, batch: Sequence[Finished]) -> set[int]:
         params: dict[str, Any] = {
             "ids": [one.job.id for one in batch],
             "claims": [one.job.claim for one in batch],
+            "worker": self._worker,
         }
-        return {
-            row.id
-            for row in await self._control.run(
-                named("was_written", self._control.schema, worker=self._worker, **params)
-            )
-        }
+        return {row.id for row in await self._control.run(named(name, self._control.schema, **params))}
 
     async def _not_ours(self, batch: Sequence[Finished], *, again: bool) -> None:
         written = await self._written(batch) if again else set()
@@ -232,18 +287,29 @@ class Writer(Service):
                 one.job.lost = True
                 emit(LeaseLost(id=one.job.id, kind=one.job.kind, attempt=one.job.attempt, worker=self._worker))
 
-    async def _write_progress(self) -> None:
-        if time.monotonic() - self._progress_at < PROGRESS_EVERY:
-            return
-        for job, value in self._progress.take():
-            self._progress_at = time.monotonic()
-            params = {"id": job.id, "claim": job.claim, "worker": self._worker, "progress": value}
-            if not await self._control.run(named("write_progress", self._control.schema, **params)):
-                job.lost = job.id is not None and not job.completed
-
-    def _tell_successes(self, batch: Iterable[Finished]) -> None:
-        for one in batch:
-            emit(event(one, "succeeded"))
+    async def _write_progress(self) -> float:
+        """Write the newest progress about once a second, and a job's last before its end; gives when more is due."""
+        if not self._progress:
+            return FOR_EVER
+        due = self._progress_at + PROGRESS_EVERY - time.monotonic()
+        if due > 0 and not any(one.job.id in self._progress for one in self._batch):
+            return due
+        self._progress_at = time.monotonic()
+        taken = self._progress.take()
+        params: dict[str, Any] = {
+            "ids": [job.id for job, _ in taken],
+            "claims": [job.claim for job, _ in taken],
+            "values": [value for _, value in taken],
+            "worker": self._worker,
+        }
+        try:
+            await self._control.run(named("write_progress", self._control.schema, **params))
+        except Exception as error:
+            if is_outage(error):
+                self._progress.put_back(taken)
+                raise
+            _log.debug("progress not written: %s", error)  # the next of these jobs will be; no outcome waits for it
+        return FOR_EVER
 
     def _tell(self, one: Finished, status: str, reason: str) -> None:
         said = event(one, status, reason)
@@ -281,24 +347,5 @@ def _completed(job: ClaimedJob, rows: list[Any]) -> None:
     job.completed = True
 
 
-def _in_ascii(one: Finished) -> Finished:
-    """Spell an outcome in ASCII, for a database whose encoding has no room for its text."""
-
-    def spelt(text: str) -> str:
-        return text.encode("ascii", "backslashreplace").decode()
-
-    outcome = one.outcome
-    match outcome:
-        case Succeeded(result=str(result)):
-            return replace(one, outcome=Succeeded(spelt(result)))
-        case Retried() | Failed() | Died() | Crashed():
-            failure = outcome.failure
-            plain = replace(
-                failure,
-                message=spelt(failure.message),
-                traceback=spelt(failure.traceback),
-                last_error=spelt(failure.last_error),
-            )
-            return replace(one, outcome=replace(outcome, failure=plain))
-        case _:
-            return one
+def _by_id(one: Finished) -> int:
+    return int(one.job.id)

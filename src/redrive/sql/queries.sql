@@ -79,7 +79,7 @@ WITH RECURSIVE found AS (
     ) n
 )
 SELECT kind, priority, lane, extract(epoch FROM run_at - {clock}())::float8 AS due_in,
-       EXISTS (SELECT FROM {jobs} WHERE status = 'pending' AND alone AND run_at <= {clock}()) AS suspects
+       EXISTS (SELECT FROM {jobs} WHERE alone AND status || '' = 'pending' AND run_at <= {clock}()) AS suspects
 FROM found
 LIMIT 500
 
@@ -122,12 +122,11 @@ RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, prio
           metadata::text, (expires_at <= {clock}()) IS TRUE AS expired, false AS alone
 
 -- name: claim_alone
--- Take one job that may have killed its worker. The caller runs nothing beside it. The kind is tested through an
--- expression: before the first ANALYZE half of all jobs count as `alone`, and a bare kind = ANY(…) would walk
--- jobs_claim_idx from end to end.
+-- Take one job that may have killed its worker. The caller runs nothing beside it. The state is tested through an
+-- expression: before the first ANALYZE half of all jobs count as `alone`, and jobs_claim_idx would be walked whole.
 WITH due AS MATERIALIZED (
     SELECT id FROM {jobs}
-    WHERE status = 'pending' AND alone AND kind || '' = ANY(%(kinds)s::text[]) AND run_at <= {clock}()
+    WHERE alone AND status || '' = 'pending' AND kind = ANY(%(kinds)s::text[]) AND run_at <= {clock}()
     ORDER BY run_at, id
     FOR UPDATE SKIP LOCKED
     LIMIT 1
@@ -186,7 +185,7 @@ WITH given AS (
     JOIN {jobs} j ON j.id = g.id
     WHERE j.claims = g.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
     ORDER BY j.id
-    FOR UPDATE OF j
+    FOR NO KEY UPDATE OF j -- a foreign key of the user's to the row, checked in an open transaction, is not in the way
 ), finished AS (
     UPDATE {jobs} AS j
     SET status = h.verdict,
@@ -236,6 +235,14 @@ FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
 JOIN {jobs} j ON j.id = o.id
 WHERE j.claims = o.claim AND j.locked_by = %(worker)s AND j.status <> 'running'
 
+-- name: locked_jobs
+-- Of these rows, those that another transaction holds. Asked when an outcome had to wait too long: one transaction that
+-- somebody forgot to end must not hold up the outcomes of other jobs.
+WITH free AS MATERIALIZED (
+    SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND id NOT IN (SELECT id FROM free)
+
 -- name: renew_leases
 -- locked_at of long runs follows the clock, so that a hand-written reaper with a fixed age leaves them alone.
 UPDATE {jobs} SET locked_at = {clock}()
@@ -250,9 +257,17 @@ LEFT JOIN {jobs} j ON j.id = g.id AND j.claims = g.claim AND j.locked_by = %(wor
 WHERE j.id IS NULL OR j.cancel_requested_at IS NOT NULL
 
 -- name: write_progress
-UPDATE {jobs} SET progress = %(progress)s::text::jsonb
-WHERE id = %(id)s AND claims = %(claim)s AND locked_by = %(worker)s AND status || '' = 'running'
-RETURNING id
+-- A row that its handler has locked (complete() in a transaction still open) is passed over: no outcome waits for it.
+WITH held AS MATERIALIZED (
+    SELECT j.id, g.progress
+    FROM unnest(%(ids)s::bigint[], %(claims)s::int[], %(values)s::text[]) AS g(id, claim, progress)
+    JOIN {jobs} j ON j.id = g.id
+    WHERE j.claims = g.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
+    ORDER BY j.id
+    FOR NO KEY UPDATE OF j SKIP LOCKED
+)
+UPDATE {jobs} AS j SET progress = h.progress::jsonb FROM held h WHERE j.id = h.id
+RETURNING j.id
 
 -- name: complete_job
 -- In the user's own transaction: their writes and the job's success are one commit.
@@ -434,7 +449,7 @@ WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND l.o
 
 -- name: bury_hopeless
 -- Pending jobs that can't run any more die in plain sight, also those of kinds that nobody knows: past their deadline, or
--- without an attempt left (max_attempts was lowered, or a stranger wrote them so).
+-- without an attempt left (max_attempts was lowered, or a stranger wrote them so). Each lookup is of an index of its own.
 WITH hopeless AS MATERIALIZED (
     SELECT id, kind, attempts, claims, key, expires_at,
            CASE WHEN attempts >= max_attempts THEN 'AttemptsExhausted' ELSE 'DeadlinePassed' END AS error_type,
@@ -442,8 +457,9 @@ WITH hopeless AS MATERIALIZED (
                 ELSE 'deadline: expires_at ' || expires_at || ' passed before the job could run' END AS reason
     FROM {jobs}
     WHERE id = ANY(ARRAY(
-              SELECT id FROM {jobs} WHERE status = 'pending' AND expires_at IS NOT NULL AND expires_at <= {clock}() LIMIT 500)
-          || ARRAY(SELECT id FROM {jobs} WHERE status = 'pending' AND attempts >= max_attempts LIMIT 500))
+              SELECT id FROM {jobs}
+              WHERE expires_at IS NOT NULL AND expires_at <= {clock}() AND status || '' = 'pending' LIMIT 500)
+          || ARRAY(SELECT id FROM {jobs} WHERE attempts >= max_attempts AND status || '' = 'pending' LIMIT 500))
       AND status || '' = 'pending'
     ORDER BY id
     FOR UPDATE SKIP LOCKED
