@@ -51,9 +51,11 @@ COMMENT ON COLUMN {jobs}.crashes IS 'worker deaths while this job ran with nothi
 COMMENT ON COLUMN {jobs}.alone IS 'its worker died while it may have run: the next claim takes it with nothing beside it';
 
 CREATE INDEX jobs_claim_idx ON {jobs} (kind, priority, lane, run_at, id) WHERE status = 'pending';
-CREATE INDEX jobs_alone_idx ON {jobs} (run_at, id) WHERE status = 'pending' AND alone;
-CREATE INDEX jobs_expiry_idx ON {jobs} (expires_at) WHERE status = 'pending' AND expires_at IS NOT NULL;
-CREATE INDEX jobs_exhausted_idx ON {jobs} (id) WHERE status = 'pending' AND attempts >= max_attempts;
+-- Small indexes of few rows. None asks for status = 'pending' in so many words: to a planner with statistics of a quiet
+-- hour they would look no better than jobs_claim_idx, and that was walked from end to end (measured, 110,000 pages).
+CREATE INDEX jobs_alone_idx ON {jobs} (run_at, id) WHERE alone;
+CREATE INDEX jobs_expiry_idx ON {jobs} (expires_at) WHERE expires_at IS NOT NULL AND status || '' = 'pending';
+CREATE INDEX jobs_exhausted_idx ON {jobs} (id) WHERE attempts >= max_attempts AND status || '' = 'pending';
 CREATE INDEX jobs_running_idx ON {jobs} (locked_by, id) WHERE status = 'running';
 CREATE INDEX jobs_ended_idx ON {jobs} (status, updated_at, id) WHERE status IN ('failed', 'dead');
 CREATE UNIQUE INDEX jobs_key_idx ON {jobs} (key) WHERE key IS NOT NULL AND status IN ('pending', 'running');
