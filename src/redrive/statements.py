@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NOT_THERE = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
+
 
 @dataclass(frozen=True, slots=True)
 class Statement(Generic[T]):
@@ -60,7 +62,7 @@ def noted() -> Iterator[None]:
     """Let the driver's error for a table that isn't there pass untouched, with a note on what to do about it."""
     try:
         yield
-    except (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction) as error:
+    except _NOT_THERE as error:
         error.add_note(
             "redrive is not installed in this database and schema, or is too old there: run `redrive migrate`"
         )

@@ -50,9 +50,6 @@ SELECT id, key FROM created ORDER BY id
 -- The fast road, for a batch with nothing but payloads of its own.
 COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
 
--- name: live_jobs_of_keys
-SELECT id, key FROM {jobs} WHERE key = ANY(%(keys)s::text[]) AND status IN ('pending', 'running')
-
 
 ------------------------------------------------------------------------------------------------ what workers say
 
