@@ -95,18 +95,15 @@ def requeue(
 
 
 def _send_back(now: Session, which: Ended, total: int) -> list[int]:
-    done = 0
-
-    def count(batch: int) -> None:
-        nonlocal done
-        done += batch
-        advance(batch)
+    from redrive import store
 
     with _bar("sending back", total) as advance:
         try:
-            return now.queue.requeue(which, connection=now.conn, on_batch=count)
+            return now.queue.requeue(which, connection=now.conn, on_batch=advance)
         except KeyboardInterrupt:
-            raise Trouble(f"stopped: {screen.number(done)} were sent back, the others are as they were") from None
+            # Counted anew: the signal may have come between a batch's commit and our hearing of it.
+            [left] = now.ask(store.requeue_preview(now.schema, which))
+            raise Trouble(f"stopped: {screen.jobs(left.jobs)} left as they were, the others were sent back") from None
 
 
 @click.command(
