@@ -97,6 +97,11 @@ class Listener(Service):
         for row in await self._tolerantly(asked):
             await self._tolerantly(named("notify", schema, channel=channel(schema, row.name), message=""))
 
+    async def leave(self) -> None:
+        """Let another be the sentry, who would else learn at some later poll that there is none."""
+        await self.rise()
+        await self.wake_another(kinds=(), other_kinds=False)
+
     async def close(self) -> None:
         """End the session, and the lock with it."""
         self._deafen()

@@ -47,6 +47,9 @@ LAST_WORDS = 5.0
 """Seconds in which the last outcomes must be written once the handlers have ended."""
 COOPERATION = 0.3
 """Seconds that stopped handlers have to come to an end before their jobs are handed back under their feet."""
+PATIENCE = 1.5
+BRIEFLY = 0.5
+"""Seconds that one step of the end may take, and one that has nothing left to say."""
 LATE = 15.0
 _ALPHABET = string.digits + string.ascii_lowercase
 
@@ -183,8 +186,7 @@ class Worker:
 
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
-        await turning[self.producer].end()
-        await turning[self.pruner].end()
+        await asyncio.gather(turning[self.producer].end(), turning[self.pruner].end())
         unstarted = self.slots.take_unstarted()
         self.writer.hand_back(unstarted)
         self.slots.tell_all()
@@ -195,11 +197,11 @@ class Worker:
         self.running_threads = bool(left)
         self.writer.hand_back(left)
         await _until(lambda: self.writer.idle or self._hopeless(), LAST_WORDS)
-        await pulse.stop()  # before the worker's row goes: a last beat would bring it back
+        # Before the worker's row goes, since a last beat would bring it back.
+        await pulse.stop(BRIEFLY if self.database.away_since else PATIENCE)
         if not self.database.away_since:
             await self._say_goodbye()
-        for part in (self.watch, self.listener, self.writer):
-            await turning[part].end()
+        await asyncio.gather(*(turning[part].end(BRIEFLY) for part in (self.watch, self.listener, self.writer)))
         await self.listener.close()
         await self.slots.close()
         self._hooks.close()
@@ -211,9 +213,11 @@ class Worker:
 
     async def _say_goodbye(self) -> None:
         try:
-            await self.producer.hand_back_strays()
-            await self._claim.run(named("leave", self.settings.schema, name=self.name), timeout=2.0)
-        except (psycopg.Error, OSError, NoDatabase) as error:
+            async with asyncio.timeout(PATIENCE):
+                await self.producer.hand_back_strays()
+                await self._claim.run(named("leave", self.settings.schema, name=self.name))
+                await self.listener.leave()
+        except (psycopg.Error, OSError, NoDatabase) as error:  # a TimeoutError is an OSError
             _log.debug("no goodbye: %s", error)
 
     async def _until_drained(self, stopping: asyncio.Event) -> None:
@@ -312,11 +316,11 @@ class Turning:
         self._stopping = asyncio.Event()
         self._task = asyncio.create_task(service.run(self._stopping), name=f"redrive {service.name}")
 
-    async def end(self) -> None:
+    async def end(self, patience: float = PATIENCE) -> None:
         """Let the service end its round, and cancel it where that takes too long."""
         self._stopping.set()
         self._service.wake()
-        await asyncio.wait({self._task}, timeout=2.0)
+        await asyncio.wait({self._task}, timeout=patience)
         if not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=1.0)
