@@ -207,8 +207,7 @@ class Producer(Service):
             if jobs := await self._take("claim_alone", params):
                 self._slots.add_alone(jobs[0])
                 return jobs
-        free = self._slots.concurrency
-        plan = self._lanes.plan(room, lambda kind: free + self._slots.ahead(kind), now)
+        plan = self._lanes.plan(room, self._slots.share, now)
         jobs = await self._take("claim_jobs", {**plan.params(), "worker": self._worker})
         after = time.monotonic()
         self._slots.add(self._lanes.claimed(plan, jobs, after - now, after))

@@ -82,12 +82,17 @@ class Slots:
     def held(self) -> list[int]:
         """List the ids of all jobs that run or wait here."""
         waiting = [job.id for job in list(self._ready)]
-        return [*list(self.running), *waiting, *([self._alone.id] if self._alone else [])]
+        alone = self._alone
+        return [*list(self.running), *waiting, *([alone.id] if alone and self._alone_waits else [])]
 
     @property
     def in_flight(self) -> int:
         """Jobs that run or wait here."""
-        return len(self.running) + len(self._ready) + (self._alone is not None)
+        return len(self.running) + len(self._ready) + self._alone_waits
+
+    @property
+    def _alone_waits(self) -> bool:
+        return self._alone is not None and self._alone.id not in self.running
 
     def room(self) -> int:
         """How many more jobs to claim now: the free slots, and what about 100 ms of work beyond them may wait."""
@@ -106,6 +111,13 @@ class Slots:
         if each is None or (self.running and time.monotonic() - self._last_end > STALE_AFTER):
             return 0
         return min(PREFETCH_MOST, int(self.concurrency * PREFETCH_SECONDS / max(each, 1e-6)))
+
+    def share(self, kind: str) -> int:
+        """How many jobs of *kind* to claim at most: what is free, and ahead of that what the kind's own speed allows.
+
+        There may be room for many quick jobs; slow ones that were taken with them would only wait here.
+        """
+        return max(0, self.concurrency - len(self.running) - len(self._ready)) + self.ahead(kind)
 
     def take_unstarted(self) -> list[ClaimedJob]:
         """Take out every job that has not begun, to be handed back."""
