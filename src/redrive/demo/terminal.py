@@ -15,6 +15,8 @@ from rich.text import Text
 from redrive.demo.screen import TONES, View, picture
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
 
@@ -79,6 +81,7 @@ class Lines:
         self._view: View | None = None
         self._shown = 0
         self._title = ""
+        self._hints: Sequence[str] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -99,6 +102,9 @@ class Lines:
         for line in view.journal.lines[self._shown :]:
             self._shown += 1
             self._print(Text(f"{line.at:6.1f}  {line.source:<9} ").append(line.text, style=TONES[line.tone]))
+        if view.hints != self._hints:
+            self._hints = view.hints
+            self._print(Text("\n" + "\n".join(view.hints)))
         sys.stdout.flush()
 
     def left(self) -> bool:
