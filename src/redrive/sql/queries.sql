@@ -683,6 +683,19 @@ LIMIT 20
 -- name: clock
 SELECT {clock}() AS now
 
+-- name: read_clock
+-- The clock as a test has moved it in its own session, and by how much.
+SELECT statement_timestamp() + moved::interval AS now, moved
+FROM (SELECT coalesce(nullif(current_setting('redrive.clock_offset', true), ''), '0') AS moved) s
+
+-- name: move_clock
+SELECT set_config('redrive.clock_offset', (
+    coalesce(nullif(current_setting('redrive.clock_offset', true), ''), '0')::interval
+    + make_interval(secs => %(seconds)s::float8))::text, false)
+
+-- name: set_clock
+SELECT set_config('redrive.clock_offset', %(moved)s, false)
+
 
 ------------------------------------------------------------------------------------------------ the schema itself
 
