@@ -34,7 +34,7 @@ class Database:
 
     def lost(self, by: str, error: BaseException) -> None:
         """Note that *by* got no answer; the first to miss it tells."""
-        self.error = f"{type(error).__name__}: {str(error).strip()}"
+        self.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if not self._missed_by:
             self.away_since = time.monotonic()
             emit(ConnectionLost(worker=self.worker, what=by, error=self.error))
@@ -67,6 +67,7 @@ class Service:
         """What the last tick failed with; empty while all is well."""
         self._wake = asyncio.Event()
         self._failures = 0
+        self._told = ""
 
     async def tick(self) -> float:
         """Do one round and give the seconds until the next, unless woken before."""
@@ -90,7 +91,7 @@ class Service:
         except Exception as error:  # noqa: BLE001 - the loop outlives everything but a cancellation
             return self._failed(error)
         if self._failures:
-            self._failures, self.trouble = 0, ""
+            self._failures, self.trouble, self._told = 0, "", ""
             self.database.answered(self.name)
         self.turned, self.due_by = time.monotonic(), pause
         return pause
@@ -100,8 +101,9 @@ class Service:
         said = f"{type(error).__name__}: {str(error).strip()}"
         if is_outage(error):
             self.database.lost(self.name, error)
-        elif said != self.trouble and (self._failures > 3 or not is_transient(error)):  # noqa: PLR2004 - a collision or three are business as usual
+        elif said != self._told and (self._failures > 3 or not is_transient(error)):  # noqa: PLR2004 - a collision or three are business as usual
             emit(TickFailed(worker=self.database.worker, service=self.name, error=said))
+            self._told = said
         self.trouble = said
         if is_transient(error) and self._failures <= 3:  # noqa: PLR2004
             return random.uniform(0.01, 0.05) * self._failures
