@@ -1,16 +1,18 @@
 """Removes what has outlived its retention, or moves it to the archive: in small batches, on every worker, no leader.
 
-It walks the jobs in id order and stops where rows are too young for any retention to have passed, so it costs little
-where there is nothing to do. Only finished rows are touched, whatever their age.
+It walks the jobs in id order and stops where all rows are too young for any retention to have passed, so it costs
+little where there is nothing to do. Only finished rows are touched, whatever their age.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.sql import Identifier, Literal
 
+from redrive.connections import is_outage, is_transient
 from redrive.service import Database, Service
 from redrive.sql import compose, text_of
 from redrive.statements import Statement, named
@@ -23,6 +25,25 @@ WINDOW = 1000
 REST = 0.1
 EVERY = 300.0
 NEVER = 100 * 365 * 86_400.0
+FIRST = -(2**63)
+
+_log = logging.getLogger("redrive")
+
+
+class Window:
+    """How many rows one statement looks at: less where the server's statement_timeout is short."""
+
+    def __init__(self) -> None:
+        self.size = WINDOW
+
+    def shrink(self) -> bool:
+        """Take less next time; False where one row is too much already."""
+        smaller, self.size = self.size > 1, max(1, self.size // 4)
+        return smaller
+
+    def grow(self) -> None:
+        """Take more next time, since this was not too much."""
+        self.size = min(WINDOW, self.size * 2)
 
 
 class Pruner(Service):
@@ -36,9 +57,9 @@ class Pruner(Service):
         self._settings = settings
         self.pruned = 0
         """Jobs removed so far."""
-        self._after = 0
-        self._window = WINDOW
-        self._partitions_ready = not settings.archive
+        self._after = FIRST
+        self._walked = False
+        self._jobs_window, self._history_window = Window(), Window()
         keep = {
             "succeeded": settings.retain_succeeded,
             "failed": settings.retain_failed,
@@ -47,55 +68,46 @@ class Pruner(Service):
         self._keep = {state: seconds or NEVER for state, seconds in keep.items()}
 
     async def tick(self) -> float:
-        """Prune one window; the window shrinks where the server's statement_timeout is short."""
+        """Prune one window, first of the jobs and then of their history."""
+        window = self._history_window if self._walked else self._jobs_window
         try:
-            more = await self._prune()
+            more = await (self._prune_history(window.size) if self._walked else self._prune_jobs(window.size))
         except psycopg.errors.QueryCanceled:
-            if self._window == 1:
+            if not window.shrink():
                 raise
-            self._window = max(1, self._window // 4)
             return REST
-        self._window = min(WINDOW, self._window * 2)
-        if more:
-            return REST
-        self._after = 0
-        await self._prune_rest()
-        return EVERY
+        window.grow()
+        if not more:
+            self._walked = not self._walked
+            self._after = FIRST
+        return REST if more or self._walked else EVERY
 
-    async def _prune(self) -> bool:
+    async def _prune_jobs(self, window: int) -> bool:
         """Look at a window of jobs; gives whether there is more to look at."""
         schema = self._control.schema
-        if not self._partitions_ready:
+        if self._settings.archive and self._after == FIRST:
             await self._add_partitions()
-        [seen] = await self._control.run(
-            named(
-                "scan_finished",
-                schema,
-                after=self._after,
-                window=self._window,
-                shortest=min(self._keep.values()),
-                **self._keep,
-            )
-        )
+        scope = {"after": self._after, "window": window, "shortest": min(self._keep.values())}
+        [seen] = await self._control.run(named("scan_finished", schema, **scope, **self._keep))
         if seen.expired:
             name = "archive_finished" if self._settings.archive else "delete_finished"
-            self.pruned += len(await self._control.run(named(name, schema, ids=seen.expired)))
+            gone = await self._control.run(named(name, schema, ids=seen.expired, shortest=scope["shortest"]))
+            self.pruned += len(gone)
         self._after = seen.last_id
-        return bool(seen.seen == self._window and not seen.young)
+        return bool(seen.seen == window and not seen.young)
 
-    async def _prune_rest(self) -> None:
+    async def _prune_history(self, window: int) -> bool:
+        """Remove a window of old failures, and after the last the workers long gone; gives whether there is more."""
         schema = self._control.schema
         keep = self._settings.retain_failures or NEVER
-        while (
-            len(await self._control.run(named("prune_failures", schema, window=self._window, failures=keep)))
-            >= self._window
-        ):
-            pass
+        gone = await self._control.run(named("prune_failures", schema, window=window, failures=keep))
+        if len(gone) == window:
+            return True
         await self._control.run(named("prune_workers", schema))
-        self._partitions_ready = not self._settings.archive
+        return False
 
     async def _add_partitions(self) -> None:
-        """Add the archive's months; a role that may not finds its rows in the default partition."""
+        """Add the archive's months; where that can't be done the rows are kept in the default partition."""
         schema = self._control.schema
         for month in await self._control.run(named("archive_months", schema)):
             names: dict[str, Any] = {
@@ -106,6 +118,8 @@ class Pruner(Service):
             statement = Statement(compose(text_of("add_archive_month"), schema, **names), psycopg.rows.tuple_row)
             try:
                 await self._control.run(statement)
-            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.CheckViolation):
-                break
-        self._partitions_ready = True
+            except psycopg.Error as error:
+                # No right to, another worker was first, or the default partition has rows of that month already.
+                if is_outage(error) or is_transient(error):
+                    raise
+                _log.debug("no partition for %s: %s", month.name, error)

@@ -320,6 +320,11 @@ SELECT pg_backend_pid() AS pid, coalesce(current_setting('redrive.session', true
        current_setting('default_transaction_isolation') AS isolation,
        current_setting('server_encoding') AS encoding
 
+-- name: end_last_session
+-- The session before this one, if it is still there; the name guards against a process id that has come round again.
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid = %(pid)s AND application_name = current_setting('application_name') AND usename = current_user
+
 -- name: backend_pid
 SELECT pg_backend_pid() AS pid
 
@@ -476,12 +481,12 @@ FROM hopeless h JOIN buried b ON b.id = h.id
 
 -- name: scan_finished
 -- A window of rows in id order for the pruner: which of them have outlived their retention, where the window ends, and
--- whether it has reached rows too young for any retention to have passed.
+-- whether it has reached rows too young for any retention to have passed: all of them, for one may be dated ahead.
 WITH looked AS MATERIALIZED (
     SELECT id, status, created_at, updated_at FROM {jobs} WHERE id > %(after)s ORDER BY id LIMIT %(window)s
 )
 SELECT coalesce(max(id), %(after)s) AS last_id, count(*) AS seen,
-       coalesce(bool_or(created_at > {clock}() - make_interval(secs => %(shortest)s::float8)), true) AS young,
+       coalesce(bool_and(created_at > {clock}() - make_interval(secs => %(shortest)s::float8)), true) AS young,
        coalesce(array_agg(id ORDER BY id) FILTER (
            WHERE (status = 'succeeded' AND updated_at < {clock}() - make_interval(secs => %(succeeded)s::float8))
               OR (status = 'failed' AND updated_at < {clock}() - make_interval(secs => %(failed)s::float8))
@@ -490,14 +495,18 @@ FROM looked
 
 -- name: delete_finished
 WITH expired AS MATERIALIZED (
-    SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('succeeded', 'failed', 'dead')
+    SELECT id FROM {jobs}
+    WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('succeeded', 'failed', 'dead')
+      AND updated_at < {clock}() - make_interval(secs => %(shortest)s::float8) -- sent back since the scan, and ended anew
     ORDER BY id FOR UPDATE SKIP LOCKED
 )
 DELETE FROM {jobs} WHERE id = ANY(ARRAY(SELECT id FROM expired)) RETURNING id
 
 -- name: archive_finished
 WITH expired AS MATERIALIZED (
-    SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('succeeded', 'failed', 'dead')
+    SELECT id FROM {jobs}
+    WHERE id = ANY(%(ids)s::bigint[]) AND status IN ('succeeded', 'failed', 'dead')
+      AND updated_at < {clock}() - make_interval(secs => %(shortest)s::float8) -- sent back since the scan, and ended anew
     ORDER BY id FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM {jobs} WHERE id = ANY(ARRAY(SELECT id FROM expired)) RETURNING *
@@ -505,8 +514,10 @@ WITH expired AS MATERIALIZED (
 INSERT INTO {archive} SELECT * FROM gone RETURNING id
 
 -- name: archive_months
--- The months, from last month to the next, for which the archive has no partition yet.
-SELECT to_char(month, 'YYYYMM') AS name, month::date AS first, (month + interval '1 month')::date AS past
+-- The months, from last month to the next, for which the archive has no partition yet; in UTC, whatever the session's
+-- time zone, or the partitions of two workers would overlap.
+SELECT to_char(month, 'YYYYMM') AS name, to_char(month, 'YYYY-MM-DD 00:00+00') AS first,
+       to_char(month + interval '1 month', 'YYYY-MM-DD 00:00+00') AS past
 FROM generate_series(date_trunc('month', {clock}() AT TIME ZONE 'UTC') - interval '1 month',
                      date_trunc('month', {clock}() AT TIME ZONE 'UTC') + interval '1 month', interval '1 month') AS month
 WHERE to_regclass(format('%%I.%%I', {schema_name}::text, 'jobs_archive_' || to_char(month, 'YYYYMM'))) IS NULL
