@@ -74,6 +74,7 @@ class Heartbeat(Service):
         self._main_loop = main_loop
         self._main_thread = threading.get_ident()
         self._beat_at = 0.0
+        self._said_pid: int | None = None
         self._answered_at = 0.0
         self._renewed_at = 0.0
         self._pulse = self._pulse_asked = time.monotonic()
@@ -83,7 +84,7 @@ class Heartbeat(Service):
         """Beat when it is time; look after the running jobs in between."""
         self._feel_pulse()
         now = time.monotonic()
-        if now >= self._beat_at:
+        if now >= self._beat_at or self._listener_pid() != self._said_pid:  # peers wake by the row, and now they can
             await self._beat()
         long_running = [job for job in self._running() if job.started and now - job.started > LOOK_AFTER]
         if long_running:
@@ -93,7 +94,7 @@ class Heartbeat(Service):
 
     async def _beat(self) -> None:
         settings = self._settings
-        started = time.monotonic()
+        started, listener_pid = time.monotonic(), self._listener_pid()
         try:
             [row] = await self._control.run(
                 named(
@@ -104,7 +105,7 @@ class Heartbeat(Service):
                     concurrency=settings.concurrency,
                     in_flight=self._in_flight(),
                     lease=settings.lease,
-                    listener_pid=self._listener_pid(),
+                    listener_pid=listener_pid,
                     problem=self._complaints() or None,
                 ),
                 timeout=max(1.0, settings.beat_every),
@@ -118,7 +119,7 @@ class Heartbeat(Service):
             self.evidence_since = now
         self._answered_at = now
         self.next_silent = now + row.next_silent if row.next_silent is not None else float("inf")
-        self._beat_at = started + settings.beat_every
+        self._beat_at, self._said_pid = started + settings.beat_every, listener_pid
         self.beats += 1
 
     async def _look_after(self, jobs: list[ClaimedJob], now: float) -> None:
