@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Formatter
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 from psycopg.sql import Identifier, Literal
 
 import redrive
@@ -122,3 +126,113 @@ def test_the_domain_takes_the_tutorials_cast_and_refuses_other_states(conn):
     assert conn.execute("SELECT 'dead'::job_status").fetchone() == ("dead",)
     with pytest.raises(psycopg.errors.CheckViolation):
         conn.execute("INSERT INTO redrive.jobs (kind, status) VALUES ('a', 'lost')")
+
+
+# -- the SQL door: redrive.enqueue(...)
+
+
+def job(conn: psycopg.Connection, number: int) -> dict[str, object]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute("SELECT * FROM redrive.jobs WHERE id = %s", (number,)).fetchone()
+
+
+def enqueue(conn: psycopg.Connection, arguments: str, *values: object) -> int:
+    return conn.execute(f"SELECT redrive.enqueue({arguments})", values).fetchone()[0]
+
+
+def test_the_door_makes_the_job_that_an_insert_makes(conn):
+    given = enqueue(conn, "'mail'")
+    [[plain]] = conn.execute("INSERT INTO redrive.jobs (kind) VALUES ('mail') RETURNING id")
+    differ = {"id", "run_at", "created_at", "updated_at"}
+    assert {k: v for k, v in job(conn, given).items() if k not in differ} == {
+        k: v for k, v in job(conn, plain).items() if k not in differ
+    }
+
+
+def test_the_door_takes_all_that_a_job_has(conn):
+    at, end = datetime(2030, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC)
+    number = enqueue(
+        conn,
+        "kind => 'mail', payload => '{\"a\": 1}', run_at => %s, priority => 1, max_attempts => 9, key => 'k',"
+        " lane => 'eu', expires_at => %s, metadata => '{\"trace\": \"x\"}'",
+        at,
+        end,
+    )
+    found = job(conn, number)
+    assert (found["kind"], found["payload"], found["run_at"], found["priority"]) == ("mail", {"a": 1}, at, 1)
+    assert (found["max_attempts"], found["key"], found["lane"], found["expires_at"]) == (9, "k", "eu", end)
+    assert (found["metadata"], found["status"], found["attempts"]) == ({"trace": "x"}, "pending", 0)
+
+
+def test_a_delay_at_the_door_counts_from_the_statement(conn):
+    """CT-11: not from the begin of the transaction."""
+    with conn.transaction():
+        conn.execute("SELECT pg_sleep(0.2)")
+        number = enqueue(conn, "'mail', delay => '5 s'")
+        [[ahead]] = conn.execute("SELECT run_at - now() FROM redrive.jobs WHERE id = %s", (number,))
+    assert timedelta(seconds=5.2) <= ahead < timedelta(seconds=6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("'mail', run_at => now(), delay => '5 s'", "give run_at or delay, not both"),
+        ("''", "kind is empty"),
+        ("NULL", "kind is empty"),
+    ],
+)
+def test_the_door_refuses_what_makes_no_sense(conn, arguments, complaint):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=complaint):
+        enqueue(conn, arguments)
+
+
+def test_a_second_call_with_a_live_key_gives_the_first_job_and_no_error_in_the_log(conn, server_log):
+    """UN-01: by SQL too."""
+    with conn.transaction():
+        first = enqueue(conn, "'mail', key => 'k'")
+        assert enqueue(conn, "'mail', key => 'k'") == first
+        assert enqueue(conn, "'other', key => 'k'") == first
+    conn.execute("UPDATE redrive.jobs SET status = 'succeeded'")
+    assert enqueue(conn, "'mail', key => 'k'") != first
+    assert server_log.errors() == []
+
+
+def test_a_duplicate_at_the_door_burns_no_id(conn):
+    """MG-02: the live job is looked for first."""
+    first = enqueue(conn, "'mail', key => 'k'")
+    for _ in range(10):
+        enqueue(conn, "'mail', key => 'k'")
+    assert enqueue(conn, "'mail', key => 'k2'") == first + 1
+
+
+def test_a_trigger_enqueues_in_the_transaction_of_its_row(conn, server_log):
+    conn.execute(
+        "CREATE TABLE public.users (name text);"
+        "CREATE FUNCTION public.welcome() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM redrive.enqueue('welcome', jsonb_build_object('name', NEW.name), key => 'welcome:' || NEW.name);"
+        " RETURN NEW; END $$;"
+        "CREATE TRIGGER welcome AFTER INSERT ON public.users FOR EACH ROW EXECUTE FUNCTION public.welcome()"
+    )
+    conn.execute("SET search_path = ''")
+    conn.execute("INSERT INTO public.users VALUES ('ann'), ('bob'), ('ann')")
+    with conn.transaction(force_rollback=True):
+        conn.execute("INSERT INTO public.users VALUES ('carl')")
+    rows = conn.execute("SELECT payload->>'name', key FROM redrive.jobs ORDER BY id").fetchall()
+    assert rows == [("ann", "welcome:ann"), ("bob", "welcome:bob")]
+    assert server_log.errors() == []
+
+
+def test_callers_that_race_for_a_key_at_the_door_all_get_the_one_job(db, server_log):
+    def race(number: int) -> list[int]:
+        with psycopg.connect(db, autocommit=True) as conn:
+            found = []
+            for turn in range(20):
+                start.wait(20)
+                found.append(enqueue(conn, "'mail', key => %s", f"k{turn}"))
+            return found
+
+    start = threading.Barrier(6)
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(race, range(6)))
+    assert [len(set(each)) for each in zip(*answers, strict=True)] == [1] * 20
+    assert server_log.errors() == []
