@@ -350,6 +350,18 @@ def test_the_picture_fits_its_terminal(view: screen.View, width: int, height: in
     assert max(map(len, lines)) <= width
 
 
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 45)])
+def test_so_does_its_end_with_what_to_try(view: screen.View, tmp_path: Path, width: int, height: int) -> None:
+    view.account = settle({1}, view.board, mails={1: 1}, calls={}, exports=tmp_path, worker_deaths=3)
+    view.hints = ["Try it:", "  redrive jobs", "  redrive dead", "q ends it."]
+    lines = drawn(view, width, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "  redrive dead" in text
+    assert re.search(r"0 lost|lost +0", text)
+
+
 def test_a_small_terminal_shows_what_needs_eyes_and_counts_the_rest(view: screen.View) -> None:
     text = "\n".join(drawn(view, 80, 24))
     for shown in ("dead", "retrying", "taken back", "page 3 of 9", "delayed"):

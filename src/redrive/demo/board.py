@@ -77,7 +77,8 @@ class Card:
         if self.state == "succeeded":
             return str(job.result or "")
         if self.state == "running":
-            return "alone in its worker" if job.alone else ""
+            worker = f"in worker {_pid(job)}"
+            return f"alone {worker}" if job.alone else worker
         if self.state in ("waiting", "delayed", "requeued"):
             return "its time has not come" if self.state == "delayed" else ""
         return self.failure
@@ -148,6 +149,11 @@ class Board:
 
     def _tell(self, card: Card, text: str, tone: Tone) -> None:
         self._journal.tell(f"job {card.job.id}", f"{card.job.kind} {card.about} {text}", tone)
+
+
+def _pid(job: Job) -> str:
+    """Read the process in a worker's name: host, process, boot."""
+    return (job.locked_by or "?").split(":")[-2:][0]
 
 
 def _at_try(job: Job) -> str:

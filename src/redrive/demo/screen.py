@@ -228,5 +228,5 @@ def _in_a_line(account: Account) -> Text:
     text = Text()
     for name, value, _ in account.rows():
         style = "bold" if name != "lost" else "bold red" if account.lost else "bold green"
-        text.append(f"{value} ", style=style).append(f"{name}   ", style="bright_black")
+        text.append(f"{value} ", style=style).append(f"{name}  ", style="bright_black")
     return text

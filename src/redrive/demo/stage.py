@@ -54,7 +54,7 @@ class Stage:
         self.enqueued: set[int] = set()
         self._display = display
         self._film = film
-        self.scene("A Postgres is made", "thrown away at the end, with all that is in it.")
+        self.scene("First, a Postgres.", "It is thrown away at the end, with all that is in it.")
         self.show()
         self.server = server = _server()
         parts.callback(server.stop)
@@ -171,9 +171,13 @@ def perform(*, stay: bool, svg: Path | None) -> int:
 
 def _stay(stage: Stage) -> None:
     """Stay open: the table goes on, the workers work."""
+    # A file: the URL is too long for a narrow terminal, and what is broken there can't be copied.
+    source = stage.server.directory / "env"
+    source.touch(0o600)
+    source.write_text(f"export DATABASE_URL={stage.server.url}\n")
     stage.view.hints = [
         "Try it yourself, in another terminal:",
-        f"  export DATABASE_URL={stage.server.url}",
+        f"  . {source}      # sets DATABASE_URL",
         "  redrive jobs; redrive show 6; redrive workers",
         """  redrive enqueue send_email '{"to": "you@mail.example", "subject": "hello"}'""",
         "q or Ctrl-C ends the demo and removes all of it.",
