@@ -111,8 +111,10 @@ def insert(schema: str, kind: str, payload: Any, key: str | None, how: Options) 
 
 
 def insert_many(schema: str, kind: str, chunk: Sequence[Row], how: Options) -> Statement[Any]:
-    """Enqueue a batch of encoded payloads, each with its key or None."""
-    params: dict[str, Any] = {"payloads": [row[0] for row in chunk], "keys": [row[1] for row in chunk]}
+    """Enqueue a batch of encoded payloads, each with its key or None; of those with the same key the first."""
+    first = {row[1]: row for row in reversed(chunk)}
+    rows = [row for row in chunk if row[1] is None or first[row[1]] is row]  # a conflict would burn an id
+    params: dict[str, Any] = {"payloads": [row[0] for row in rows], "keys": [row[1] for row in rows]}
     return named("insert_jobs", schema, kind=name(kind, "kind"), **params, **vars(how))
 
 
