@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import defaultdict
 from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 KEPT = 4
 
-AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+AnyConnection = psycopg.BaseConnection[Any]
 C = TypeVar("C", psycopg.Connection[Any], psycopg.AsyncConnection[Any])
 
 
@@ -107,12 +108,8 @@ class Pool:
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
-            # The parent's sockets: keep them without a word, a goodbye from here would end the parent's sessions.
-            _FOREIGN.extend((self._idle, self._async_idle))
+            _end_all(self._pid, self._idle, self._async_idle)
             self._begin()
-
-
-_FOREIGN: list[Any] = []
 
 
 def _usable(conn: AnyConnection) -> bool:
@@ -132,12 +129,12 @@ def _end(conn: AnyConnection) -> None:
 def _end_all(
     pid: int, idle: list[psycopg.Connection[Any]], async_idle: dict[Any, list[psycopg.AsyncConnection[Any]]]
 ) -> None:
-    if pid != os.getpid():
-        return
-    for conn in idle:
+    for conn in chain(idle, *async_idle.values()):
+        if pid != os.getpid() and not conn.closed:
+            # It is the parent's session, which a goodbye from here would end: say it to nobody.
+            nobody = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nobody, conn.pgconn.socket)
+            os.close(nobody)
         _end(conn)
-    for each in async_idle.values():
-        for conn_of_loop in each:
-            _end(conn_of_loop)
     idle.clear()
     async_idle.clear()
