@@ -34,6 +34,7 @@ from redrive.demo import demo, screen
 from redrive.demo.account import settle
 from redrive.demo.board import Board, Card
 from redrive.demo.crew import Crew, WorkerFailed
+from redrive.demo.film import Film
 from redrive.demo.journal import Journal
 from redrive.demo.outside import Endpoint, MailServer
 from redrive.job import Job
@@ -51,6 +52,7 @@ class Room:
 
     def play(self, *flags: str, **more: Any) -> subprocess.Popen[str]:
         env = {**os.environ, "TMPDIR": str(self.path), "PYTHONUNBUFFERED": "1"}
+        env.pop("COLUMNS", None)  # set, it would go before the terminal's own size
         command = [sys.executable, "-m", "redrive", "demo", *flags]
         return subprocess.Popen(command, env=env, text=True, start_new_session=True, **more)
 
@@ -96,6 +98,7 @@ def number(name: str, said: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 def test_it_plays_to_its_end_in_time_and_loses_nothing(room: Room, tmp_path: Path) -> None:
     """The main job: retries, deaths, a killed worker, requeues; what was enqueued is what arrived."""
     drawn = tmp_path / "demo.svg"
@@ -360,6 +363,22 @@ def test_so_does_its_end_with_what_to_try(view: screen.View, tmp_path: Path, wid
     text = "\n".join(lines)
     assert "  redrive dead" in text
     assert re.search(r"0 lost|lost +0", text)
+
+
+def test_the_film_has_its_frames_in_turn_and_stays_with_the_last(view: screen.View) -> None:
+    film = Film()
+    for scene in ("One <scene> & a half.", "Two.", "Three."):
+        view.title = scene
+        film.take(view, last=True)
+    root = ET.fromstring(film.svg())  # noqa: S314 - our own
+    frames = [each for each in root if each.get("class") == "frame"]
+    assert ["".join(frame.itertext()).count("scene") for frame in frames] == [1, 0, 0]
+    style = root.findtext("{http://www.w3.org/2000/svg}style") or ""
+    assert re.findall(r"@keyframes k(\d) \{ (.*?) \}\n", style) == [
+        ("0", "0.00% { visibility: visible } 14.29% { visibility: hidden }"),
+        ("1", "0% { visibility: hidden } 14.29% { visibility: visible } 28.57% { visibility: hidden }"),
+        ("2", "0% { visibility: hidden } 28.57% { visibility: visible }"),
+    ]
 
 
 def test_a_small_terminal_shows_what_needs_eyes_and_counts_the_rest(view: screen.View) -> None:

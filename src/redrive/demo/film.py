@@ -24,8 +24,8 @@ LAST = 8.0
 FRAME = "{styles}\0{matrix}"
 FILM = """\
 <svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<!-- made by: redrive demo --once --svg docs/demo.svg -->
 <title>redrive demo: jobs fail, die, are sent back, and none is lost</title>
+<desc>made by: redrive demo --once --svg docs/demo.svg</desc>
 <style>
 text {{ font: 20px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre }}
 .frame {{ visibility: hidden; animation: {seconds}s step-end infinite }}

@@ -107,7 +107,7 @@ def _header(view: View, width: int) -> Table:
     grid.add_column(no_wrap=True, justify="right")
     name = Text("redrive demo", style="bold")
     if width >= ROOMY:
-        name.append("  background jobs on Postgres, and nothing else", style="not bold bright_black")
+        name.append("  background jobs on Postgres", style="not bold bright_black")
     right = Text()
     if view.crew is not None:
         right.append("workers ", style="bright_black")

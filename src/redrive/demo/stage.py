@@ -159,7 +159,7 @@ def perform(*, stay: bool, svg: Path | None) -> int:
             stage.show()
             if svg is not None and film is not None:
                 film.take(stage.view, last=True)
-                svg.write_text(film.svg())
+                svg.write_text(film.svg(), encoding="utf-8")
             if stay:
                 _stay(stage)
     except (KeyboardInterrupt, Left):
