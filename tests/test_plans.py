@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from psycopg.sql import SQL, Composed, Literal
 
+from redrive.lanes import Survey
 from redrive.sql import query
 
 ROWS = 500_000
@@ -117,12 +118,19 @@ def params(conn: psycopg.Connection) -> dict[str, dict[str, Any]]:
             "worker": "me",
         },
         "claim_alone": {"kinds": KINDS, "worker": "me"},
-        "survey_lanes": {"kinds": KINDS},
+        "survey_lanes": Survey(KINDS).params(),
         "oldest_due": {},
         "succeed_jobs": {"ids": ids, "claims": [1] * n, "worker": "me"},
         "finish_jobs": {"ids": ids, "claims": [1] * n, "worker": "me", "max_crashes": 3}
         | {name: [value] * n for name, value in ended.items()},
-        "reap_jobs": {"own_name": "^w", "orphaned": ["me"], "lease": 30.0, "foreign_age": 600.0, "max_crashes": 3},
+        "reap_jobs": {
+            "own_name": "^w",
+            "judge": "w1",
+            "orphaned": ["me"],
+            "lease": 30.0,
+            "foreign_age": 600.0,
+            "max_crashes": 3,
+        },
         "bury_hopeless": {},
         "scan_finished": {
             "after": 0,
@@ -132,7 +140,7 @@ def params(conn: psycopg.Connection) -> dict[str, dict[str, Any]]:
             "failed": 2e6,
             "dead": 3e7,
         },
-        "delete_finished": {"ids": ids},
+        "delete_finished": {"ids": ids, "shortest": 1.0},
         "hand_back_strays": {"worker": "me", "known": ids, "age": 1.0},
         "cancel_requests": {"ids": ids, "claims": [1] * n, "worker": "me"},
         "insert_job": new | {"key": "k70", "payload": "{}"},

@@ -26,6 +26,7 @@ PATIENCE = 20
 SLOW = 0.005
 """Seconds under which a look from the head is too cheap to be counted."""
 DEFAULT_PRIORITY = 5
+PAGE = 500
 FORGET_AFTER = 600.0
 
 
@@ -65,6 +66,34 @@ class Plan:
             "mark_ids": [mark[1] for mark in self.marks],
             "limit": self.limit,
         }
+
+
+class Survey:
+    """The pages of a survey of all lanes: as long as there are more, say ``survey_lanes`` and add its answer."""
+
+    def __init__(self, kinds: Iterable[str]) -> None:
+        self.rows: list[Any] = []
+        self.more = True
+        self._after = dict.fromkeys(kinds, (-1, ""))
+
+    def params(self) -> dict[str, Any]:
+        """Give the parameters of the next page."""
+        after = self._after.values()
+        return {
+            "kinds": list(self._after),
+            "priorities": [priority for priority, _ in after],
+            "lanes": [lane for _, lane in after],
+            "page": PAGE,
+        }
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """Take a page."""
+        self.rows += rows
+        self.more = len(rows) >= PAGE
+        for row in rows:
+            # Kinds that a full page had no room for come first on the next.
+            last = self._after.pop(row.kind, (-1, ""))
+            self._after[row.kind] = max(last, (row.priority, row.lane))
 
 
 class Lanes:

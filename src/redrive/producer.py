@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from redrive import store
-from redrive.lanes import PATIENCE, SLOW, Lanes
+from redrive.lanes import PATIENCE, SLOW, Lanes, Survey
 from redrive.service import Database, Service
 from redrive.statements import named
 
@@ -186,16 +186,17 @@ class Producer(Service):
         return max(0.0, self._asleep_until - now)
 
     async def _survey(self) -> bool:
-        statement = named("survey_lanes", self._control.schema, kinds=self._kinds)
+        survey = Survey(self._kinds)
         began = time.monotonic()
-        rows = await self._control.run(statement)
+        while survey.more:
+            survey.add(await self._control.run(named("survey_lanes", self._control.schema, **survey.params())))
         now = time.monotonic()
         took = now - began
         self._survey_held = now + (took * PATIENCE if took > SLOW else 0.0)
         self._survey_at = max(self._survey_held, now + SURVEY_EVERY)
-        due, next_due = self._lanes.surveyed(rows, now)
+        due, next_due = self._lanes.surveyed(survey.rows, now)
         self._due_at = now + next_due
-        suspects = bool(rows) and rows[0].suspects
+        suspects = bool(survey.rows) and survey.rows[-1].suspects
         self._suspects_since = (self._suspects_since or now) if suspects else 0.0
         return due
 

@@ -56,12 +56,13 @@ COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
 -- name: survey_lanes
 -- Which lanes (kind, priority, lane) hold pending jobs, and in how many seconds the first of each is due. A loose
 -- index scan: one probe a lane, whatever its length; it writes nothing, so it is also the poll of an idle worker.
+-- Lanes may be many: the answer is a page, and the next begins after the last lane of each kind.
 WITH RECURSIVE found AS (
     SELECT k.kind, f.priority, f.lane, f.run_at
-    FROM unnest(%(kinds)s::text[]) AS k(kind)
+    FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[]) AS k(kind, priority, lane)
     CROSS JOIN LATERAL (
         SELECT priority, lane, run_at FROM {jobs}
-        WHERE status = 'pending' AND kind = k.kind
+        WHERE status = 'pending' AND kind = k.kind AND (priority, lane) > (k.priority, k.lane)
         ORDER BY priority, lane, run_at, id
         LIMIT 1
     ) f
@@ -75,10 +76,12 @@ WITH RECURSIVE found AS (
         LIMIT 1
     ) n
 )
-SELECT kind, priority, lane, extract(epoch FROM run_at - {clock}())::float8 AS due_in,
+SELECT kind, priority, lane,
+       CASE WHEN isfinite(run_at) THEN extract(epoch FROM run_at - {clock}())::float8
+            WHEN run_at < {clock}() THEN 0 ELSE 'Infinity' END AS due_in, -- before 17 an infinite time can't be subtracted
        EXISTS (SELECT FROM {jobs} WHERE alone AND status || '' = 'pending' AND run_at <= {clock}()) AS suspects
 FROM found
-LIMIT 500
+LIMIT %(page)s
 
 -- name: claim_jobs
 -- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
@@ -93,7 +96,8 @@ LIMIT 500
 --   The worker passes -infinity to look from the head.
 -- * `NOT alone`: what may have killed its worker is claimed by claim_alone, with nothing beside it.
 --
--- Payloads come as text and times within what Python can hold: one odd row must not spoil the answer for the others.
+-- Payloads come as text and times within what Python can hold, and counts stay below their limit: one odd row must not
+-- spoil the answer for the others.
 --
 -- The index is jobs_claim_idx (kind, priority, lane, run_at, id) WHERE status = 'pending'.
 WITH due AS MATERIALIZED (
@@ -111,7 +115,7 @@ WITH due AS MATERIALIZED (
     LIMIT %(limit)s
 )
 UPDATE {jobs}
-SET status = 'running', attempts = attempts + 1, claims = claims + 1,
+SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
     locked_at = {clock}(), locked_by = %(worker)s, updated_at = {clock}()
 WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
@@ -129,7 +133,7 @@ WITH due AS MATERIALIZED (
     LIMIT 1
 )
 UPDATE {jobs}
-SET status = 'running', attempts = attempts + 1, claims = claims + 1,
+SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
     locked_at = {clock}(), locked_by = %(worker)s, updated_at = {clock}()
 WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
@@ -558,7 +562,8 @@ LIMIT %(limit)s
 -- name: count_jobs
 SELECT kind, status, count(*) AS jobs, count(*) FILTER (WHERE status = 'pending' AND run_at <= {clock}()) AS due,
        count(*) FILTER (WHERE status = 'pending' AND attempts > 0) AS retrying,
-       extract(epoch FROM {clock}() - min(run_at) FILTER (WHERE status = 'pending' AND run_at <= {clock}()))::float8 AS oldest_due
+       extract(epoch FROM {clock}() - min(greatest(run_at, '1970-01-01 00:00+00'))
+                                  FILTER (WHERE status = 'pending' AND run_at <= {clock}()))::float8 AS oldest_due
 FROM {jobs} GROUP BY kind, status ORDER BY kind, status
 
 -- name: dead_groups
@@ -664,7 +669,7 @@ WITH RECURSIVE found AS (
         ORDER BY kind, priority, lane, run_at, id LIMIT 1
     ) n
 )
-SELECT kind, extract(epoch FROM {clock}() - min(run_at))::float8 AS age FROM found WHERE run_at <= {clock}()
+SELECT kind, extract(epoch FROM {clock}() - greatest(min(run_at), '1970-01-01 00:00+00'))::float8 AS age FROM found WHERE run_at <= {clock}()
 GROUP BY kind ORDER BY age DESC
 
 -- name: silent_holders

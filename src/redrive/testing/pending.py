@@ -15,7 +15,7 @@ from redrive import store
 from redrive.errors import InvalidOption, RedriveError
 from redrive.events import JobDied, JobStarted, LeaseLost, emit
 from redrive.job import Latest
-from redrive.lanes import Lanes
+from redrive.lanes import Lanes, Survey
 from redrive.outcome import Finished, HandedBack, event, parameters, uncommitted
 from redrive.payload import encode_result
 from redrive.statements import Statement, arun, named, run
@@ -164,8 +164,10 @@ class _Bench:
         """Take everything that is due, before any of it runs, as a worker with free slots does."""
         jobs: list[ClaimedJob] = []
         while True:
-            lanes = Lanes(self._kinds)
-            due, _ = lanes.surveyed((yield self._named("survey_lanes", kinds=self._kinds)), 0.0)
+            lanes, survey = Lanes(self._kinds), Survey(self._kinds)
+            while survey.more:
+                survey.add((yield self._named("survey_lanes", **survey.params())))
+            due, _ = lanes.surveyed(survey.rows, 0.0)
             if not due:
                 break
             plan = lanes.plan(AT_ONCE, lambda _kind: AT_ONCE, 0.0)
