@@ -24,7 +24,9 @@ class Link:
         self.application = ""
         """What the client called itself, as pg_stat_activity shows it."""
         self.swallowing = False
-        """The server's answers go nowhere any more."""
+        """The server's next answer is not delivered, and the line is cut."""
+        self.dead = False
+        """Nothing comes through any more, and neither end is told."""
 
     def cut(self) -> None:
         """End it at both ends, without a goodbye."""
@@ -147,9 +149,11 @@ class Proxy:
                 self._pass()
                 if self._swallow and link in self.of(self._swallow[0]) and self._swallow[1] in data:
                     link.swallowing, self._swallow = True, None
-                link.server.sendall(data)
+                if not link.dead:
+                    link.server.sendall(data)
             self._pass()
-            link.server.shutdown(socket.SHUT_WR)
+            if not link.dead:
+                link.server.shutdown(socket.SHUT_WR)
 
     def _downstream(self, link: Link) -> None:
         with contextlib.suppress(OSError):
@@ -159,9 +163,11 @@ class Proxy:
                     link.cut()
                     self.swallowed.set()
                     return
-                link.client.sendall(data)
+                if not link.dead:
+                    link.client.sendall(data)
             self._pass()
-            link.client.shutdown(socket.SHUT_WR)
+            if not link.dead:
+                link.client.shutdown(socket.SHUT_WR)
 
     def _pass(self) -> None:
         self._flows.wait()

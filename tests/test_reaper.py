@@ -17,6 +17,7 @@ from support import wait_for
 LEASE = 1.0
 GONE = "elsewhere:77:abc123"
 """A name of the shape that our workers give themselves."""
+JUDGE = "here:1:judge0"
 
 
 @pytest.fixture
@@ -45,12 +46,16 @@ def a_worker(conn, name=GONE, silent="1 hour", **columns):
 
 
 def reap(conn, orphaned=(), foreign_age=3600):
+    """Judge as a worker whose heart has just beaten."""
+    conn.execute("delete from redrive.workers where name = %s", (JUDGE,))
+    a_worker(conn, JUDGE, silent="0 s")
     return run(
         conn,
         named(
             "reap_jobs",
             "redrive",
             own_name=OWN_NAME,
+            judge=JUDGE,
             orphaned=list(orphaned),
             lease=LEASE,
             foreign_age=foreign_age,
@@ -268,3 +273,13 @@ def test_what_was_taken_back_is_told_to_those_who_listen(queue, conn):
     assert (reclaimed.id, reclaimed.lost_worker, reclaimed.outcome) == (job, GONE, "pending")
     assert (died.id, died.kind) == (poison, "known")
     assert "poison" in died.reason
+
+
+def test_a_judge_that_has_not_been_heard_itself_is_no_judge(conn):
+    """A verdict that was sent before the server froze is carried out after, when nobody has been heard for long."""
+    a_worker(conn)
+    job = running(conn, GONE)
+    a_worker(conn, JUDGE, silent="0.8 s")
+    verdict = {"own_name": OWN_NAME, "judge": JUDGE, "orphaned": [], "lease": LEASE, "foreign_age": 3600}
+    assert run(conn, named("reap_jobs", "redrive", max_crashes=3, **verdict)) == []
+    assert [one.id for one in reap(conn)] == [job]

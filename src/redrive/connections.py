@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from redrive.errors import NoDatabase
 from redrive.statements import Statement, arun, named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -30,6 +33,8 @@ _ALIVE: dict[str, Any] = {
     "tcp_user_timeout": 15_000,
     "client_encoding": "utf8",
 }
+# The server's side of the same: a session that nobody is left of must not keep the sentry's lock for hours.
+_ALIVE_THERE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
 # Of the server: connections, shutdown, read-only after a failover, out of memory or disk.
 _OUTAGE = ("08", "57P", "53", "25006", "58", "XX")
 # Worth another try as it is: serialization, deadlock, lock timeout, statement timeout.
@@ -58,7 +63,7 @@ def conninfo(dsn: str, *, application: str, nonce: str | None = None) -> str:
     options = [str(given["options"])] if given.get("options") else []
     if nonce is not None:
         options += ["-c jit=off", r"-c default_transaction_isolation=read\ committed", "-c lock_timeout=2s"]
-        options += [f"-c redrive.session={nonce}"]
+        options += [f"-c redrive.session={nonce}", _ALIVE_THERE]
     several = "," in str(given.get("host", ""))
     extra = {"target_session_attrs": "read-write"} if several else {}
     defaults = _ALIVE | extra | {"application_name": application}
@@ -98,8 +103,17 @@ class Control:
         """The open connection, if there is one."""
         return self._conn if self._conn is not None and not self._conn.closed else None
 
-    async def run(self, statement: Statement[T], *, timeout: float | None = None) -> list[T]:  # noqa: ASYNC109 - not a cancel scope: on expiry the socket itself is closed
+    async def run(
+        self,
+        statement: Statement[T],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - not a cancel scope: on expiry the socket itself is closed
+        given: Callable[[], bool] | None = None,
+    ) -> list[T]:
         """Run one statement in a transaction of its own, READ COMMITTED whatever the database's default is.
+
+        *given* is asked when the connection is there, which may be long after the call; where it is no longer so,
+        nothing is said and nothing found.
 
         Raises:
             NoDatabase: when no writable server answers in time.
@@ -107,6 +121,8 @@ class Control:
         """
         async with self._lock:
             conn = await self.open()
+            if given is not None and not given():
+                return []
             try:
                 rows: list[T] = await self._bounded(self._say(conn, statement), timeout or self._timeout)
             except BaseException as error:
@@ -118,7 +134,9 @@ class Control:
     async def open(self) -> psycopg.AsyncConnection[Any]:
         """Give the open connection, opening it if need be."""
         if (conn := self.connection) is not None:
-            return conn
+            if _has_server(conn):
+                return conn
+            self.drop()
         try:
             self._conn, self.facts = await self._bounded(self._connect(), CONNECT_TIMEOUT + 5)
         except (TimeoutError, OSError) as error:
@@ -181,3 +199,13 @@ class Control:
                 await asyncio.wait({task}, timeout=1.0)
             if task.done() and not task.cancelled():
                 task.exception()  # seen: the caller has been told, asyncio need not tell it again
+
+
+def _has_server(conn: psycopg.AsyncConnection[Any]) -> bool:
+    """Tell whether an idle connection still has a server; a restart since its last use is no news of an outage."""
+    try:
+        conn.pgconn.consume_input()
+        conn.pgconn.consume_input()  # the first may have read the server's last words, and this one the end
+    except psycopg.OperationalError:
+        return False
+    return conn.pgconn.status == psycopg.pq.ConnStatus.OK

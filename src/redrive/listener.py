@@ -44,6 +44,7 @@ class Listener(Service):
         self.pid: int | None = None
         """The backend of the listening session, for peers to end it when this worker is frozen."""
         self.on_wake: Callable[[], None] = lambda: None
+        self._last_pid: int | None = None
         self._control = control
         self._speaker = speaker
         self._worker = worker
@@ -127,8 +128,13 @@ class Listener(Service):
         except TimeoutError:
             return False
         [row] = await self._say(named("backend_pid", schema))
-        self.pid = facts.pid
-        return bool(row.pid == facts.pid)
+        if row.pid != facts.pid:
+            return False
+        if self._last_pid not in (None, facts.pid):
+            # It may be frozen or cut off with the sentry's lock in its hands.
+            await self._say(named("end_last_session", schema, pid=self._last_pid))
+        self.pid = self._last_pid = facts.pid
+        return True
 
     async def _tolerantly(self, statement: Statement[Any]) -> list[Any]:
         """Say something on the listening session; a failure makes it deaf until the next round mends it."""

@@ -53,12 +53,11 @@ class Reaper(Service):
     async def tick(self) -> float:
         """Reap when a lease has run out or a sweep is due."""
         now = time.monotonic()
-        judge_from = self._heartbeat.evidence_since + self._settings.lease
         if not self._heartbeat.evidence_since:
             self._ownerless.clear()
             return min(1.0, self._settings.lease / 3)
-        if now < judge_from:
-            return judge_from - now
+        if not self._may_judge():
+            return self._heartbeat.evidence_since + self._settings.lease - now
         if now < min(self._sweep_at, self._heartbeat.next_silent):
             return self._pause(now)
         self._heartbeat.next_silent = float("inf")  # until the next beat knows better
@@ -73,6 +72,11 @@ class Reaper(Service):
         due = min(self._sweep_at, self._heartbeat.next_silent + 0.05)
         # Looked at again within a beat, since only a beat learns who has fallen silent.
         return max(0.01, min(due - now, self._settings.beat_every / 2))
+
+    def _may_judge(self) -> bool:
+        """Whether this worker has a lease of evidence. Asked again when a verdict is about to be sent."""
+        since = self._heartbeat.evidence_since
+        return bool(since) and time.monotonic() - since >= self._settings.lease
 
     async def _orphaned(self, now: float) -> list[str]:
         """Holders of jobs that have had no row in workers for a lease: a living one would have brought its row back."""
@@ -89,18 +93,22 @@ class Reaper(Service):
                 "reap_jobs",
                 schema,
                 own_name=OWN_NAME,
+                judge=self.database.worker,
                 orphaned=orphaned,
                 lease=settings.lease,
                 foreign_age=settings.foreign_lease,
                 max_crashes=settings.max_crashes,
-            )
+            ),
+            given=self._may_judge,
         )
+        for row in reaped:
+            self._tell(row)
         buried = await self._control.run(named("bury_hopeless", schema))
-        for row in [*reaped, *buried]:
+        for row in buried:
             self._tell(row)
         if reaped:
             await self._control.run(named("wake", schema))
-        ended = await self._control.run(named("end_silent_sentries", schema))
+        ended = await self._control.run(named("end_silent_sentries", schema), given=self._may_judge)
         if reaped or ended:
             self.on_reaped()
         return max(len(reaped), len(buried))

@@ -244,7 +244,7 @@ class Worker:
                     raise
                 self.database.lost("start", error)
                 pause = min(5.0, pause * 2)
-                await _until(stopping.is_set, pause)
+                await _until(lambda: stopping.is_set() or self._away_too_long(), pause)
             else:
                 self.database.answered("start")
                 demand_migrated(row.version or 0, self.settings.schema)

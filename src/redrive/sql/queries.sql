@@ -354,6 +354,9 @@ WHERE h.locked_by ~ %(own_name)s AND NOT EXISTS (SELECT FROM {workers} w WHERE w
 -- meanwhile no longer matches. Holders without a row: ours (told by the shape of the name) when the caller has missed
 -- the row for a lease (:orphaned), strangers by the age of the lock, as in the tutorial.
 --
+-- The judge's own row must be fresh: a statement that was sent before the server froze is carried out after, when nobody
+-- has been heard.
+--
 -- What may have been running is claimed alone next time. Only a death with nothing beside it counts as a crash, so
 -- the neighbours of a job that kills its process lose nothing.
 WITH RECURSIVE holders AS (
@@ -365,6 +368,7 @@ WITH RECURSIVE holders AS (
 ), silent AS MATERIALIZED (
     SELECT w.name FROM {workers} w
     WHERE w.heartbeat_at < {clock}() - w.lease AND w.name IN (SELECT locked_by FROM holders)
+      AND EXISTS (SELECT FROM {workers} j WHERE j.name = %(judge)s AND j.heartbeat_at > {clock}() - j.lease * 2 / 3)
     FOR UPDATE SKIP LOCKED
 ), candidates AS (
     SELECT j.id, j.claims, j.locked_by
