@@ -154,9 +154,7 @@ def perform(*, stay: bool, svg: Path | None) -> int:
         with ExitStack() as parts:
             parts.enter_context(display)
             stage = Stage(display, film, parts)
-            play(stage)
-            code = 1 if stage.settle().lost else 0
-            stage.show()
+            code = 1 if play(stage).lost else 0
             if svg is not None and film is not None:
                 film.take(stage.view, last=True)
                 svg.write_text(film.svg(), encoding="utf-8")

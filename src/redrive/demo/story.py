@@ -11,6 +11,7 @@ from redrive.store import Ended
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from redrive.demo.account import Account
     from redrive.demo.stage import Stage
 
 UNKNOWN = "dee@dronse.example"
@@ -41,13 +42,21 @@ class CalledOff(Exception):
     """The customer has changed their mind."""
 
 
-def play(stage: Stage) -> None:
-    """Play it all, up to the reckoning."""
+def play(stage: Stage) -> Account:
+    """Play it all, and reckon up."""
     orders_come_in(stage)
     everything_fails(stage)
     the_dead_are_seen(stage)
     the_fix(stage)
-    stage.scene("Nothing was lost.", "What was enqueued, what the table says and what arrived agree.")
+    account = stage.settle()
+    if account.lost:
+        stage.scene(
+            f"{len(account.lost)} jobs were lost.", "This must not happen: please report it, with the lines above."
+        )
+    else:
+        stage.scene("Nothing was lost.", "What was enqueued, what the table says and what arrived agree.")
+    stage.show()
+    return account
 
 
 def orders_come_in(stage: Stage) -> None:
