@@ -114,7 +114,8 @@ class Queue:
             kind: which handler is to run it; no handler need be known here.
             payload: any JSON value, or an instance of what the handler's parameter is annotated with; ``{}`` if None.
             connection: the caller's psycopg connection. Its transaction is never begun, ended or broken.
-            key: at most one pending or running job has it; a second enqueue answers with the first's id.
+            key: at most one pending or running job has it; a second enqueue answers with the first's id. In REPEATABLE
+                READ, a key taken since the snapshot is a SerializationFailure: try the whole transaction again.
             options: see :class:`redrive.store.Wishes`; priority and max_attempts are the handler's where one is known.
 
         Raises:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_REMARK = re.compile(r"^--.*\n?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Migration:
 @cache
 def _queries() -> dict[str, str]:
     parts = _NAME.split(_folder().joinpath("queries.sql").read_text(encoding="utf-8"))
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    # The essays are for readers: the server and its logs get the statement alone.
+    return {name: _REMARK.sub("", text).strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def _folder() -> Traversable:
@@ -86,7 +88,7 @@ def compose(text: str, schema: str, **more: Identifier | Literal) -> Composed:
 
 def text_of(name: str) -> str:
     """Give the text of a statement that wants more names than an installation has."""
-    return _queries()[name].strip()
+    return _queries()[name]
 
 
 @cache
