@@ -1,0 +1,86 @@
+"""What a type checker makes of the public names; run by mypy --strict in test_api, never by Python.
+
+A line that is to be refused says so by the error that is ignored there: an ignore that nothing needs is an error, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+
+import psycopg
+
+from redrive import ClaimedJob, Dead, Discard, Enqueued, Job, Queue, Retry, Snooze
+from redrive.backoff import exponential
+from redrive.handlers import Handler
+
+queue = Queue("postgresql://localhost/app", schema="redrive", concurrency=4)
+
+
+@dataclass
+class Welcome:
+    """A typed payload."""
+
+    to: str
+
+
+@queue.handler("send_email", max_attempts=5, timeout=30, backoff=exponential(), retry_on=OSError, dead_on=(KeyError,))
+def send_email(payload: dict[str, Any]) -> None:
+    """The tutorial's shape."""
+    if not payload:
+        raise Retry("later", after=timedelta(minutes=1))
+    raise Snooze(60)
+
+
+@queue.handler()
+async def welcome(payload: Welcome, job: ClaimedJob) -> str:
+    """Typed, async, with the job."""
+    assert_type(job.id, int)
+    assert_type(job.attempt, int)
+    assert_type(job.idempotency_key, str)
+    assert_type(job.should_stop, bool)
+    job.progress({"done": 1})
+    if job.last_attempt:
+        raise Dead("no")
+    raise Discard("reason")
+
+
+handler: Handler[[dict[str, Any]], None] = send_email
+assert_type(send_email({"to": "ann"}), None)
+send_email("ann")  # type: ignore[arg-type]
+
+
+def by_address(payload: dict[str, str]) -> str:
+    """Give the key of a payload."""
+    return payload["to"]
+
+
+connection = psycopg.connect("")
+with connection:
+    assert_type(queue.enqueue("send_email", {"to": "ann"}), Enqueued)
+    assert_type(queue.enqueue("send_email", {}, connection=connection, key="k", delay=5).created, bool)
+    send_email.enqueue({}, connection=connection, run_at=datetime.now(UTC), lane="eu", priority=1, max_attempts=2)
+    send_email.enqueue({}, expires_in=timedelta(hours=1), metadata={"trace": "x"})
+    queue.enqueue("send_email", {}, dealy=5)  # type: ignore[call-arg]
+    queue.enqueue("send_email", {}, priority="high")  # type: ignore[arg-type]
+    queue.enqueue("send_email", {}, run_at="2030-01-01")  # type: ignore[arg-type]
+    send_email.enqueue({}, dealy=5)  # type: ignore[call-arg]
+    queue.enqueue(connection=connection)  # type: ignore[call-arg]
+
+    assert_type(queue.enqueue_many("send_email", [{}, {}], key=by_address, connection=connection), int)
+    queue.enqueue_many("send_email", [{}], key="k")  # type: ignore[arg-type]
+
+    assert_type(queue.get(7), Job | None)
+    assert_type(queue.cancel(7, 8, connection=connection), dict[int, str])
+
+
+async def main() -> None:
+    """The async twins."""
+    async with await psycopg.AsyncConnection.connect("") as own:
+        assert_type(await queue.enqueue_async("send_email", {}, connection=own), Enqueued)
+        assert_type(await welcome.enqueue_async(Welcome("ann"), connection=own, delay=timedelta(seconds=5)), Enqueued)
+        assert_type(await queue.enqueue_many_async("send_email", [{}], connection=own), int)
+        await queue.enqueue_async("send_email", {}, connection=connection)  # type: ignore[arg-type]
+    queue.enqueue("send_email", {}, connection=own)  # type: ignore[arg-type]
+    await queue.run_async(once=True)
