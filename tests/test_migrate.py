@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 
 import psycopg
@@ -128,8 +129,13 @@ def test_ten_processes_at_once(empty_db, state):
 
 
 @pytest.mark.parametrize("state", ["empty", "previous"])
-def test_ten_at_once_from_any_version(empty_db, two_steps, state):
+def test_ten_at_once_from_any_version(empty_db, two_steps, monkeypatch, state):
     """MG-06: the version before this one as well."""
+    # slow enough for all ten to be there before the first is done
+    slow = tuple(
+        Migration(v, name, f"SELECT pg_sleep(0.3);\n{text}") for v, name, text in map(astuple, migrate.migrations())
+    )
+    monkeypatch.setattr(migrate, "migrations", lambda: slow)
     if state == "previous":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(migrate, "migrations", migrations)
