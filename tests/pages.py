@@ -4,7 +4,7 @@ A block's first word says what runs it:
 
 * ``python``: one namespace for the page; but where its first line is a comment that names a file, it is written there.
 * ``sql``: one connection for the page.
-* ``console``: each ``$ `` line by bash, in the page's directory. A worker without ``--once`` runs on until the page ends.
+* ``console``: each ``$ `` line by bash, in the page's directory. A worker without ``--once`` runs until the page ends.
 
 What follows a command, or stands in a ``text`` block right after one of the others, is its output: ``...`` stands for
 anything, and the amount of space doesn't matter. A mere look (SELECT, redrive jobs) is taken again until it fits. Any
@@ -135,7 +135,8 @@ class Session:
         path = f"{here}{os.pathsep}{os.environ['PATH']}"
         self._env = {**os.environ, "DATABASE_URL": dsn, "PATH": path, "PYTHONUNBUFFERED": "1"}
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._roles: list[str] = []
+        self.roles: dict[str, str] = {}
+        """What each role of the page is called in truth: roles are the server's, which other pages use, too."""
         self._conn = psycopg.connect(dsn, autocommit=True)
         self._python = subprocess.Popen(
             [sys.executable, "-c", SHELL],
@@ -160,9 +161,8 @@ class Session:
                 worker.kill()
                 worker.wait()
         self._python.communicate(timeout=20)
-        if self._roles:  # they are the server's, and outlive the database
-            self._conn.execute("RESET ROLE")
-            roles = ", ".join(self._roles)
+        if self.roles:
+            roles = ", ".join(self.roles.values())
             self._conn.execute(f"DROP OWNED BY {roles}; DROP ROLE {roles}")
         self._conn.close()
 
@@ -188,7 +188,7 @@ class Session:
         demand(block.place, lambda: output, shown, again=False)
 
     def _run_sql(self, block: Block, shown: str | None) -> None:
-        self._roles += re.findall(r"CREATE ROLE (\w+)", block.text)
+        self.roles |= {name: f"{name}_{os.urandom(4).hex()}" for name in re.findall(r"CREATE ROLE (\w+)", block.text)}
         wanted = None if shown is None else FRAME.sub("", shown)
         refused = shown is not None and shown.startswith("ERROR:")
         answer = partial(self._answer, block, refused=refused)
@@ -196,10 +196,12 @@ class Session:
 
     def _answer(self, block: Block, *, refused: bool) -> str:
         """Run the SQL and give its answer as psql would show it, without the frame."""
+        sql = re.sub(r"\w+", lambda word: self.roles.get(word[0], word[0]), block.text)
         try:
-            cursor = self._conn.execute(block.text.encode())
+            cursor = self._conn.execute(sql.encode())
         except psycopg.Error as error:
-            assert refused, f"{block.place}: {error}"
+            if not refused:
+                raise AssertionError(f"{block.place}: {error}") from error
             return f"ERROR:  {error.diag.message_primary}"
         said = []
         while True:
@@ -213,7 +215,8 @@ class Session:
             place = f"{block.place}: {command}"
             if re.match(r"(\w+=\S+ )*redrive worker", command) and "--once" not in command:
                 log = self._start(command)
-                demand(place, log.read_text, f"{output.strip() or '... started with'}...", again=True)
+                said = output.strip(" .\n") or "started with"
+                demand(place, log.read_text, f"...{said}...", again=True)
             else:
                 demand(place, partial(self._bash, place, command), output or None, again=bool(LOOK.match(command)))
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import click
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import redrive.settings
+from engine import Inside, insert
 from pages import PAGES, ROOT, RUN, Session, blocks
 from redrive import Queue
 from redrive.cli import COMMANDS, cli
+from redrive.events import TickFailed, subscribe
 from redrive.settings import Settings
-from redrive.store import Wishes
+from redrive.store import Ended, Wishes
+from support import wait_for
 
 DOCS = ROOT / "docs"
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -88,7 +94,7 @@ def said_to_redrive(text: str) -> Iterator[tuple[str, str]]:
     code += re.findall(r"`([^`\n]+)`", re.sub(r"(?ms)^ *```.*?^ *```$", "", text))
     for part in code:
         joined = re.sub(r"\\\n\s*", "", part).replace('", "', " ")
-        yield from re.findall(r"\bredrive ([a-z]+)\b([^\n|;&)]*)", joined)
+        yield from re.findall(r"(?m)(?:^(?:\$ )?\s*|[/\"|&;(]\s*)redrive ([a-z]+)\b([^\n|;&)]*)", joined)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,7 +125,7 @@ def settings_table() -> str:
     body = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Settings").body
     said = {
         field.target.id: " ".join(ast.literal_eval(text.value).split())
-        for field, text in zip(body, body[1:], strict=False)
+        for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
     worker = cli.get_command(click.Context(cli), "worker")
@@ -156,3 +162,100 @@ def test_the_table_of_settings_is_the_settings():
 def test_every_option_has_its_row(name, options):
     rows = set(re.findall(r"^\| `(\w+)`", read(name), re.MULTILINE))
     assert options <= rows, sorted(options - rows)
+
+
+ARTICLE = [
+    "FOR UPDATE SKIP LOCKED LIMIT 1 ) UPDATE jobs j SET status = 'running', attempts = j.attempts + 1,",
+    """INSERT INTO jobs (kind, payload, max_attempts) VALUES ('send_email', '{"to":"user@example.com"}'::jsonb, 5);""",
+    "WHERE status = 'running' AND locked_at < NOW() - INTERVAL '10 minutes';",
+    "WHERE status = 'dead' AND updated_at > NOW() - INTERVAL '24 hours' GROUP BY kind ORDER BY dead_count DESC;",
+    "SET status = 'pending', attempts = 0, run_at = NOW(), last_error = NULL, updated_at = NOW() WHERE status = 'dead'",
+    "DELETE FROM jobs WHERE status = 'succeeded' AND updated_at < NOW() - INTERVAL '7 days';",
+    "UPDATE jobs SET status='succeeded', updated_at=NOW() WHERE id=",
+    "SET lock_timeout = '2s'",
+]
+
+
+@pytest.mark.parametrize("statement", ARTICLE)
+def test_the_articles_own_statements_are_run_word_for_word(statement):
+    sql = " ".join(block.text for block in blocks(DOCS / "tutorial.md") if block.language == "sql")
+    assert statement in " ".join(sql.split())
+
+
+# -- the rights are enough, and no more
+
+
+@pytest.fixture
+def roles(db: str, conn: psycopg.Connection, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """The roles of the page, and the DSN of each by its name."""
+    with Session(db, tmp_path) as session:
+        session.run([block for block in blocks(DOCS / "migrations.md") if block.text.startswith("CREATE ROLE")])
+        for role in session.roles.values():
+            conn.execute(f"ALTER ROLE {role} PASSWORD 'secret'")
+        yield lambda name: make_conninfo(db, user=session.roles[name], password="secret")
+
+
+def test_each_role_can_do_what_its_page_says(roles, conn):
+    web = Queue(roles("shop_web"))
+    jobs = [web.enqueue("send_email", {"n": n}, key=f"key:{n % 2}") for n in range(3)]
+    assert web.enqueue_many("send_email", [{}, {}]) == 2
+    with psycopg.connect(roles("shop_web")) as app:
+        app.execute("SELECT redrive.enqueue('export', key => 'key:9')")
+    assert web.get(jobs[0].id).status == "pending"
+
+    oncall = Queue(roles("shop_oncall"))
+    insert(conn, "export", status="dead", attempts=5)
+    assert oncall.requeue(Ended(kind="export"))
+    assert oncall.cancel(jobs[1].id) == {jobs[1].id: "pending"}
+
+    insert(conn, "old", status="succeeded", created_at="2020-01-01", updated_at="2020-01-01")
+    insert(conn, "late", expires_at="2020-01-01")
+    insert(conn, "export", status="running", locked_at="2020-01-01", locked_by="gone")
+    worker = Queue(roles("shop_worker"), lease=1, archive=True)
+    troubles: list[TickFailed] = []
+
+    @worker.handler("send_email")
+    def send_email(payload, job):
+        job.progress(payload)
+        worker.enqueue("export")
+        if "n" not in payload:
+            raise OSError("once")
+
+    @worker.handler("export")
+    def export():
+        return "done"
+
+    end = subscribe(troubles.append, TickFailed)
+    with Inside(worker):
+        wait_for(lambda: conn.execute("SELECT count(*) FROM redrive.jobs_archive").fetchone() == (1,), 30)
+        wait_for(
+            lambda: conn.execute("SELECT count(*) FROM redrive.jobs WHERE locked_by = 'gone'").fetchone() == (0,), 30
+        )
+        wait_for(
+            lambda: conn.execute("SELECT status FROM redrive.jobs WHERE kind = 'late'").fetchone() == ("dead",), 30
+        )
+    end()
+    assert troubles == []
+    assert conn.execute("SELECT count(*) FROM redrive.failures WHERE message = 'once'").fetchone() == (2,)
+    assert conn.execute("SELECT count(*) FROM redrive.workers").fetchone() == (0,), "it said goodbye"
+
+    with psycopg.connect(roles("shop_monitor"), autocommit=True) as monitor:
+        assert monitor.execute("SELECT count(*) > 0 FROM redrive.jobs").fetchone() == (True,)
+    for queue in (web, oncall, worker):
+        queue.close()
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        ("shop_web", "UPDATE redrive.jobs SET status = 'dead'"),
+        ("shop_web", "SELECT * FROM redrive.failures"),
+        ("shop_oncall", "DELETE FROM redrive.jobs"),
+        ("shop_monitor", "UPDATE redrive.jobs SET status = 'dead'"),
+        ("shop_worker", "DROP TABLE redrive.jobs"),
+        ("shop_worker", "INSERT INTO redrive.migrations (version, name) VALUES (9, 'x')"),
+    ],
+)
+def test_no_role_can_do_more(roles, role, statement):
+    with psycopg.connect(roles(role)) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute(statement)
