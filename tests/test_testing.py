@@ -280,6 +280,14 @@ def test_jobs_run_by_priority_and_then_by_time(queue, tx):
     assert ran == [2, 0, 1, 4, 3]
 
 
+def test_however_many_lanes_there_are_each_is_served(queue, tx):
+    queue.handler("export")(lambda: None)
+    tx.execute(
+        "insert into redrive.jobs (kind, lane) select 'export', 'customer ' || n from generate_series(1, 1200) n"
+    )
+    assert outcomes(run_pending(queue, tx)) == ["succeeded"] * 1200
+
+
 def test_a_delayed_job_waits_for_its_time_and_an_expired_one_dies_in_plain_sight(queue, tx):
     queue.handler("remind")(lambda: None)
     reminder = queue.enqueue("remind", delay=timedelta(days=3), connection=tx)
