@@ -253,7 +253,7 @@ CREATE INDEX jobs_archive_default_id_idx ON redrive.jobs_archive_default USING b
 
 CREATE INDEX jobs_claim_idx ON redrive.jobs USING btree (kind, priority, lane, run_at, id) WHERE ((status)::text = 'pending'::text);
 
-CREATE INDEX jobs_ended_idx ON redrive.jobs USING btree (status, updated_at, id) WHERE ((status)::text = ANY (ARRAY['failed'::text, 'dead'::text]));
+CREATE INDEX jobs_ended_idx ON redrive.jobs USING btree (status, id) WHERE ((status)::text = ANY (ARRAY['failed'::text, 'dead'::text]));
 
 CREATE INDEX jobs_exhausted_idx ON redrive.jobs USING btree (id) WHERE ((attempts >= max_attempts) AND (((status)::text || ''::text) = 'pending'::text));
 

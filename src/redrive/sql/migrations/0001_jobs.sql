@@ -57,7 +57,7 @@ CREATE INDEX jobs_alone_idx ON {jobs} (run_at, id) WHERE alone;
 CREATE INDEX jobs_expiry_idx ON {jobs} (expires_at) WHERE expires_at IS NOT NULL AND status || '' = 'pending';
 CREATE INDEX jobs_exhausted_idx ON {jobs} (id) WHERE attempts >= max_attempts AND status || '' = 'pending';
 CREATE INDEX jobs_running_idx ON {jobs} (locked_by, id) WHERE status = 'running';
-CREATE INDEX jobs_ended_idx ON {jobs} (status, updated_at, id) WHERE status IN ('failed', 'dead');
+CREATE INDEX jobs_ended_idx ON {jobs} (status, id) WHERE status IN ('failed', 'dead');
 CREATE UNIQUE INDEX jobs_key_idx ON {jobs} (key) WHERE key IS NOT NULL AND status IN ('pending', 'running');
 
 -- One row a failed attempt, append-only, without a foreign key: it outlives the job's row.
