@@ -32,6 +32,8 @@ LOOKS = (0.0, 0.005, 0.02, 0.08, 0.32)
 """Pauses between the looks after the lock was taken: for rows whose commit was on its way."""
 POLLS = (1.0, 2.0)
 VAIN_PAUSE = (0.05, 0.1)
+VAIN_LOOKS = 3
+"""Looks at due jobs that can't be had, since others have locked them, before a worker that runs once leaves them."""
 VAIN_MOST = 16
 VAIN_STREAM = 1.0
 DEAF_POLL = 1.0
@@ -69,8 +71,8 @@ class Producer(Service):
         alive: Callable[[], bool],
     ) -> None:
         super().__init__(database)
-        self.nothing_due = False
-        """The last look found no due job that this worker could take."""
+        self.found: bool | None = None
+        """Whether there was anything to take since the last :meth:`ask`; None while that isn't known."""
         self._control = control
         self._slots = slots
         self._listener = listener
@@ -87,8 +89,10 @@ class Producer(Service):
         self._suspects_since = 0.0
         self._vain = self._vain_rounds = 0
         self._vain_at = 0.0
+        self._explained = False
         self._woken = False
         self._starved = False
+        self._asked = self._question = self._vain_looks = 0
         self._in_doubt = False
         self._audit_at = time.monotonic() + AUDIT_EVERY
         self._woke_other_at = 0.0
@@ -101,6 +105,12 @@ class Producer(Service):
         if self._slots.room() > 0:
             self.wake()
 
+    def ask(self) -> None:
+        """Look, beginning after this, whether anything is due that this worker could take; ``found`` is the answer."""
+        self.found, self._vain_looks = None, 0
+        self._asked += 1
+        self.wake()
+
     def expect(self, seconds: float) -> None:
         """A job of this worker's kinds is due in *seconds*: don't sleep past it."""
         self._due_at = min(self._due_at, time.monotonic() + seconds)
@@ -109,6 +119,7 @@ class Producer(Service):
 
     async def tick(self) -> float:
         """Claim once, after a look where that is cheaper; gives the pause until the next."""
+        self._question = self._asked
         if not self._alive():
             return NOT_ALIVE_PAUSE
         await self.hand_back_strays()
@@ -130,6 +141,8 @@ class Producer(Service):
 
     async def _after_wake_up(self, room: int) -> float:
         """Claim at once; the lock is let go meanwhile, so that writers notify nobody while this worker is awake."""
+        if not self._survey_at:  # the very first look: as yet no lane is known but the kinds' own
+            await self._survey()
         rising = asyncio.ensure_future(self._listener.rise())
         try:
             jobs = await self._claim(room)
@@ -139,9 +152,20 @@ class Producer(Service):
             await asyncio.wait({rising})
         if jobs:
             return await self._pause(jobs, room)
-        self.nothing_due, self._step = True, 0
+        self._step = 0
+        await self._answer()
+        if self._explained:  # by jobs that a look had found before the word of them arrived
+            self._explained = False
+            return MOMENT
         await self._wake_other(other_kinds=True)
         return self._stay_up()
+
+    async def _answer(self) -> None:
+        """Nothing was found: tell who asked, once a look at all lanes agrees or others hold what is there."""
+        if self.found is None and self._question == self._asked:
+            self._vain_looks += 1
+            if not await self._survey() or self._vain_looks > VAIN_LOOKS:
+                self.found = False
 
     def _stay_up(self) -> float:
         """Woken for nothing: a delayed job, a kind that only others know. Look now and then instead of sleeping.
@@ -155,7 +179,10 @@ class Producer(Service):
         return random.uniform(*VAIN_PAUSE)
 
     async def _pause(self, jobs: Sequence[ClaimedJob], room: int) -> float:
-        self.nothing_due = not jobs
+        if jobs:
+            self.found = True
+        else:
+            await self._answer()
         if len(jobs) >= room:
             self._step = 0
             if self._slots.room() <= 0 or self._listener.sentry:
@@ -163,6 +190,7 @@ class Producer(Service):
             return 0.0
         if jobs:
             self._step = self._vain = 0
+            self._explained = True
             return MOMENT
         if self._vain > 0:
             self._vain, self._vain_at = self._vain - 1, time.monotonic()

@@ -226,10 +226,9 @@ class Worker:
 
         while not stopping.is_set():
             await _until(lambda: quiet() or stopping.is_set())
-            self.producer.nothing_due = False
-            self.producer.wake()
-            await _until(lambda: self.producer.nothing_due or not self.slots.empty or stopping.is_set())
-            if self.producer.nothing_due and quiet():
+            self.producer.ask()
+            await _until(lambda: self.producer.found is not None or stopping.is_set())
+            if self.producer.found is False and quiet():
                 return
 
     async def _demand_migrated(self, stopping: asyncio.Event) -> None:
