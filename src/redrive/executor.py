@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from redrive.backoff import Backoff, clamp_delay, seconds_until_retry
 from redrive.errors import Dead, Discard, Retry, Snooze, Verdict
-from redrive.failure import FailureText, describe, storable
+from redrive.failure import LAST_ERROR_LIMIT, FailureText, describe, storable
 from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Outcome, Retried, Snoozed, Succeeded
 from redrive.payload import encode_result
+from redrive.text import clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -185,5 +186,5 @@ def _timeout(handler: Executable) -> str:
 
 def _said(error_type: str, text: str) -> FailureText:
     """Word a failure that no exception stands behind."""
-    text = storable(text)
+    text = clip(storable(text), LAST_ERROR_LIMIT)
     return FailureText(error_type=error_type, message=text, traceback="", last_error=text, fingerprint=error_type)
