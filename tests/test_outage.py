@@ -240,8 +240,11 @@ def test_a_listener_whose_server_process_is_frozen_is_replaced_cn_02(queue, conn
             wait_for(lambda: inside.worker.listener.pid not in (None, before), 3)
             wait_for(lambda: inside.worker.heartbeat.beats > beats, 3)
             assert inside.worker.listener.hears
-        # the frozen session had the sentry's lock: its end, ordered meanwhile, gives it back
-        wait_for(lambda: sentries(conn) == [inside.worker.name], 5)
+        # the frozen session had the sentry's lock: its end, ordered meanwhile, gives it back to who sleeps next
+        ghost = "select count(*) from pg_stat_activity where pid = %s"
+        wait_for(lambda: conn.execute(ghost, (before,)).fetchone() == (0,))
+        runs_at_once(conn, seconds=3)
+        wait_for(lambda: sentries(conn) == [inside.worker.name])
 
 
 def test_a_listener_whose_line_is_dead_takes_the_sentrys_lock_from_its_own_ghost_cn_02(db, conn, monkeypatch):

@@ -39,7 +39,8 @@ def assert_clean(dsn, conn, server_log):
             "select count(*) from pg_cursors where is_holdable",
         ):
             assert pooled.execute(query).fetchone() == (0,), query
-    assert conn.execute("select count(*) from pg_locks where locktype = 'advisory'").fetchone() == (0,)
+    held = "select count(*) from pg_locks join pg_database d on d.oid = database and datname = current_database()"
+    assert conn.execute(f"{held} where locktype = 'advisory'").fetchone() == (0,)
     said = [line for line in server_log.lines() if "pgbouncer" not in line]
     for word in ("LISTEN ", "pg_try_advisory_lock(", "pg_advisory_lock", "PREPARE ", "CREATE TEMP", "SET SESSION"):
         assert [line for line in said if word in line and "pg_try_advisory_lock_shared" not in line] == [], word

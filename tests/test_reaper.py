@@ -40,14 +40,14 @@ def a_worker(conn, name=GONE, silent="1 hour", **columns):
     columns = {"host": "h", "pid": 1, "version": "0", "kinds": ["known"], "concurrency": 1, **columns}
     conn.execute(
         f"insert into redrive.workers (name, heartbeat_at, lease, {', '.join(columns)}) "
-        f"values (%s, now() - %s::interval, '1 s', {', '.join(['%s'] * len(columns))})",
+        f"values (%s, now() - %s::interval, '1 s', {', '.join(['%s'] * len(columns))}) "
+        "on conflict (name) do update set heartbeat_at = excluded.heartbeat_at",
         (name, silent, *columns.values()),
     )
 
 
 def reap(conn, orphaned=(), foreign_age=3600):
     """Judge as a worker whose heart has just beaten."""
-    conn.execute("delete from redrive.workers where name = %s", (JUDGE,))
     a_worker(conn, JUDGE, silent="0 s")
     return run(
         conn,
