@@ -46,25 +46,27 @@ BEGIN
     END LOOP;
 END $$;
 
-CREATE FUNCTION redrive.wake() RETURNS void
+CREATE FUNCTION redrive.wake() RETURNS boolean
     LANGUAGE plpgsql
     AS $$
 BEGIN
-    IF current_setting('redrive.notify', true) = 'off' THEN
-        RETURN;                                 -- for PREPARE TRANSACTION, which refuses after a NOTIFY
-    END IF;
     IF pg_try_advisory_lock_shared(2840629984317346940) THEN
-        PERFORM pg_advisory_unlock_shared(2840629984317346940);
-    ELSE
-        PERFORM pg_notify('redrive_87ee1b8128540ac26d45', '');
+        RETURN NOT pg_advisory_unlock_shared(2840629984317346940);
     END IF;
+    IF current_setting('redrive.notify', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_notify('redrive_87ee1b8128540ac26d45', '');       -- off is for PREPARE TRANSACTION, which refuses after a NOTIFY
+    END IF;
+    RETURN true;
 END $$;
+
+COMMENT ON FUNCTION redrive.wake() IS 'wakes the worker that keeps watch, if one does; says whether one did';
 
 CREATE FUNCTION redrive.wake_on_insert() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
+DECLARE
+    one_slept boolean := "redrive"."wake"();
 BEGIN
-    PERFORM "redrive"."wake"();
     RETURN NULL;
 END $$;
 

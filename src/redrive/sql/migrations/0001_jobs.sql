@@ -103,21 +103,23 @@ COMMENT ON COLUMN {workers}.problem IS 'what its own loops complain of, NULL whe
 
 -- Of the workers that sleep one holds the lock. Whoever gets it shared knows that nobody sleeps and pays no NOTIFY,
 -- whose lock at commit would serialise every writer of the database.
-CREATE FUNCTION {wake}() RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION {wake}() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF current_setting('redrive.notify', true) = 'off' THEN
-        RETURN;                                 -- for PREPARE TRANSACTION, which refuses after a NOTIFY
-    END IF;
     IF pg_try_advisory_lock_shared({lock}) THEN
-        PERFORM pg_advisory_unlock_shared({lock});
-    ELSE
-        PERFORM pg_notify({channel}, '');
+        RETURN NOT pg_advisory_unlock_shared({lock});
     END IF;
+    IF current_setting('redrive.notify', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_notify({channel}, '');       -- off is for PREPARE TRANSACTION, which refuses after a NOTIFY
+    END IF;
+    RETURN true;
 END $$;
+COMMENT ON FUNCTION {wake}() IS 'wakes the worker that keeps watch, if one does; says whether one did';
 
+-- Every writer pays for this: expressions all the way, a PERFORM would be a query of its own.
 CREATE FUNCTION {schema}.wake_on_insert() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    one_slept boolean := {wake}();
 BEGIN
-    PERFORM {wake}();
     RETURN NULL;
 END $$;
 CREATE TRIGGER jobs_wake AFTER INSERT ON {jobs} FOR EACH STATEMENT EXECUTE FUNCTION {schema}.wake_on_insert();
