@@ -174,7 +174,7 @@ class Producer(Service):
         """
         now = time.monotonic()
         stream = now - self._vain_at < VAIN_STREAM
-        self._vain_rounds = min(VAIN_MOST, 2 * self._vain_rounds) if stream and self._vain_rounds else 1
+        self._vain_rounds = min(VAIN_MOST, 4 * self._vain_rounds) if stream and self._vain_rounds else 1
         self._vain_at, self._vain = now, self._vain_rounds
         return random.uniform(*VAIN_PAUSE)
 
