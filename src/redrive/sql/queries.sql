@@ -141,14 +141,22 @@ RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, prio
           metadata::text, (expires_at <= {clock}()) IS TRUE AS expired, true AS alone
 
 -- name: succeed_jobs
--- The common outcome, in a batch in id order. The lease is locked_by, claims and the state; a row that doesn't come back was
--- lost. The state is tested through an expression on purpose: a bare status = 'running' would be answered from
--- jobs_running_idx, which holds every dead entry since the last vacuum, instead of the primary key.
-UPDATE {jobs} AS j
-SET status = 'succeeded', updated_at = {clock}(), alone = false
-FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
-WHERE j.id = o.id AND j.claims = o.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
-RETURNING j.id
+-- The common outcome, in a batch. The lease is locked_by, claims and the state; a row that doesn't come back was lost. The
+-- state is tested through an expression on purpose: a bare status = 'running' would be answered from jobs_running_idx,
+-- which holds every dead entry since the last vacuum, instead of the primary key.
+-- Rows are locked in id order before they are written: left to the join, whose order the planner may change, two
+-- batches that meet (a cancel, somebody's own UPDATE) deadlock.
+WITH held AS MATERIALIZED (
+    SELECT j.id
+    FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
+    JOIN {jobs} j ON j.id = o.id
+    WHERE j.claims = o.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
+    ORDER BY j.id
+    FOR NO KEY UPDATE OF j
+)
+UPDATE {jobs} SET status = 'succeeded', updated_at = {clock}(), alone = false
+WHERE id = ANY(ARRAY(SELECT id FROM held))
+RETURNING id
 
 -- name: finish_jobs
 -- Every other outcome, with its row in failures. `verdict` is where the database has the last word: a job that was
@@ -245,10 +253,16 @@ WITH free AS MATERIALIZED (
 SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) AND id NOT IN (SELECT id FROM free)
 
 -- name: renew_leases
--- locked_at of long runs follows the clock, so that a hand-written reaper with a fixed age leaves them alone.
-UPDATE {jobs} SET locked_at = {clock}()
-WHERE id = ANY(%(ids)s::bigint[]) AND locked_by = %(worker)s AND status || '' = 'running'
-  AND locked_at < {clock}() - interval '2 minutes'
+-- locked_at of long runs follows the clock, so that a hand-written reaper with a fixed age leaves them alone. A row that
+-- somebody has locked has its turn next time: a heartbeat waits for nobody.
+WITH held AS MATERIALIZED (
+    SELECT id FROM {jobs}
+    WHERE id = ANY(%(ids)s::bigint[]) AND locked_by = %(worker)s AND status || '' = 'running'
+      AND locked_at < {clock}() - interval '2 minutes'
+    ORDER BY id
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE {jobs} SET locked_at = {clock}() WHERE id = ANY(ARRAY(SELECT id FROM held))
 
 -- name: cancel_requests
 -- Which of the jobs running here were asked to stop, and which are not this worker's any more.
