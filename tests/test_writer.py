@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,8 +20,20 @@ from redrive.events import JobDied, JobFailed, JobHandedBack, JobRetried, JobSno
 from redrive.failure import describe
 from redrive.job import ClaimedJob
 from redrive.migrate import migrate
-from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Outcome, Retried, Snoozed, Succeeded
+from redrive.outcome import (
+    Crashed,
+    Died,
+    Failed,
+    Finished,
+    HandedBack,
+    Outcome,
+    Retried,
+    Snoozed,
+    Succeeded,
+    parameters,
+)
 from redrive.service import Database
+from redrive.statements import named, run
 from redrive.writer import Writer, complete
 from support_engine import claimed, hearing, history, plain_insert, row, rows
 
@@ -633,3 +646,55 @@ def test_after_the_loop_has_ended_a_late_outcome_is_dropped_in_peace(db, conn):
     writer = asyncio.run(scenario())
     writer.put(ended(job))
     assert row(conn, job.id).status == "running"
+
+
+class TestLockOrder:
+    """Batches lock their rows in id order, whatever the planner makes of them, so that two never deadlock (CL-11)."""
+
+    @staticmethod
+    def shuffled(conn: psycopg.Connection, count: int, *, analyzed: str) -> list[int]:
+        """Make running jobs whose place in the table has nothing to do with their ids."""
+        conn.execute("alter table redrive.jobs set (autovacuum_enabled = off)")
+        if analyzed == "when it was empty":
+            plain_insert(conn, "k")
+            conn.execute("analyze redrive.jobs")
+            conn.execute("truncate redrive.jobs")
+        conn.execute(
+            "insert into redrive.jobs (id, kind, status, locked_by, claims, attempts) "
+            "select n, 'k', 'running', %s, 1, 1 from generate_series(1, %s) n order by md5(n::text)",
+            [WORKER, count],
+        )
+        if analyzed == "now":
+            conn.execute("vacuum analyze redrive.jobs")
+        return list(range(1, count + 1))
+
+    @staticmethod
+    def statement(name: str, ids: list[int]) -> Any:
+        batch = parameters([ended(claimed("k", id=one), HandedBack()) for one in ids])
+        params: dict[str, dict[str, Any]] = {
+            "succeed_jobs": {"ids": ids, "claims": [1] * len(ids), "worker": WORKER},
+            "finish_jobs": {"worker": WORKER, "max_crashes": 3, **batch},
+            "cancel_jobs": {"ids": ids, "kind": None, "key": None, "reason": "r", "after": 0, "limit": 1000},
+        }
+        return named(name, "redrive", **params[name])
+
+    @pytest.mark.parametrize("name", ["succeed_jobs", "finish_jobs", "cancel_jobs"])
+    @pytest.mark.parametrize(
+        "table", [(50, 5, "when it was empty"), (2000, 100, "now"), (2000, 1000, "never"), (20_000, 500, "now")]
+    )
+    def test_what_is_locked_before_a_row_that_is_taken_are_the_rows_of_lower_ids(self, db, conn, name, table):
+        count, batch, analyzed = table
+        ids = self.shuffled(conn, count, analyzed=analyzed)[:batch]
+        middle = ids[batch // 2]
+        with psycopg.connect(db) as holder, psycopg.connect(db) as waiter:
+            holder.execute("select from redrive.jobs where id = %s for update", [middle])
+            waiting = threading.Thread(target=run, args=(waiter, self.statement(name, ids)))
+            waiting.start()
+            blocked = "select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+            support.wait_for(lambda: conn.execute(blocked, [waiter.info.backend_pid]).fetchone() is not None, 20)
+            query = "select id from redrive.jobs where id = any(%s) for update skip locked"
+            free = {one["id"] for one in rows(conn, query, ids)}
+            holder.rollback()
+            waiting.join()
+            waiter.rollback()
+        assert set(ids) - free == set(ids[: batch // 2 + 1])
