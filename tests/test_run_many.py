@@ -247,7 +247,7 @@ def test_outcomes_prune_reap_requeue_and_cancel_at_once_never_deadlock(db, conn,
 
 class TestLongRuns:
     def test_no_session_of_ours_is_in_a_transaction_while_handlers_run(self, db, conn, queue, server_log):
-        """BL-06: sampled all the while; and a short idle_in_transaction_session_timeout changes nothing."""
+        """BL-06, BL-01 (c): sampled all the while; and a short idle_in_transaction_session_timeout changes nothing."""
         conn.execute(f"alter database {conn.info.dbname} set idle_in_transaction_session_timeout = '1s'")
         inside = threading.Semaphore(0)
 
