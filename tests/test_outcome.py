@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redrive import Retry
 from redrive.events import JobDied, JobFailed, JobHandedBack, JobRetried, JobSnoozed, JobSucceeded
 from redrive.failure import describe
 from redrive.outcome import (
@@ -92,6 +93,12 @@ class TestEvent:
             assert said.reason == "the reason"
         if kind in (JobRetried, JobSnoozed):
             assert said.delay == 7
+
+    def test_a_retry_that_the_handler_asked_for_has_a_reason_and_no_error(self):
+        asked = event(finished(Retried(describe(Retry("429")), 7)), "pending")
+        assert (asked.reason, asked.error) == ("429", "")
+        failed = event(finished(Retried(FAILURE, 7)), "pending")
+        assert (failed.reason, failed.error) == ("", "ValueError: bad news")
 
 
 class TestUncommitted:

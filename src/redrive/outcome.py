@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from redrive.errors import Retry
 from redrive.events import JobDied, JobEvent, JobFailed, JobHandedBack, JobRetried, JobSnoozed, JobSucceeded
 from redrive.failure import FailureText, describe
 
@@ -73,6 +74,8 @@ class HandedBack:
 
     name: ClassVar[str] = "handed_back"
 
+
+_RETRY = f"{Retry.__module__}.{Retry.__qualname__}"
 
 Outcome = Succeeded | Retried | Snoozed | Failed | Died | Crashed | HandedBack
 
@@ -154,8 +157,10 @@ def event(one: Finished, status: str, reason: str = "") -> JobEvent:
             return _event(JobFailed, one, reason=reason)
         case Snoozed(delay=delay), _:
             return _event(JobSnoozed, one, delay=delay)
-        case ((Retried(delay=delay) | Crashed(delay=delay)), _):
-            return _event(JobRetried, one, delay=delay, error=one.error)
+        case ((Retried(failure, delay) | Crashed(failure, delay)), _):
+            asked = failure.error_type == _RETRY
+            said = {"reason": failure.message} if asked else {"error": one.error}
+            return _event(JobRetried, one, delay=delay, **said)
         case _:
             return _event(JobHandedBack, one, reason=one.job.stop_reason or "it had not begun")
 
