@@ -16,7 +16,7 @@ from redrive import Queue
 from redrive.events import JobOverdue, JobStarted
 from redrive.executor import CANCELLED, SHUTDOWN, TIMED_OUT
 from redrive.outcome import Failed, Finished, HandedBack, Retried, Succeeded
-from redrive.slots import ALONE_PATIENCE, PREFETCH_MOST, STALE_AFTER, Slots
+from redrive.slots import ALONE_PATIENCE, ALONE_REST, PREFETCH_MOST, STALE_AFTER, Slots
 from support import wait_for
 from support_engine import claimed, hearing
 
@@ -354,19 +354,29 @@ class TestAlone:
 
         asyncio.run(scenario())
 
-    def test_it_goes_back_when_the_others_do_not_end(self, queue, gate):
+    def test_it_goes_back_when_the_others_do_not_end_and_these_have_their_turn(self, queue, gate):
+        """Else one job of an hour and one suspect would keep all other slots idle for that hour."""
+
         async def scenario():
             async with rig(queue, 2) as held:
                 held.slots.add([job("async")])
                 await held.until(lambda: gate.inside == 1)
-                alone = job("sync", alone=True)
-                held.slots.add_alone(alone)
-                assert held.slots.take_stale() == []
-                held.slots._waiting_since -= ALONE_PATIENCE + 1
-                assert held.slots.take_stale() == [alone]
-                assert held.slots.room() == 1
+                alone, patience = job("sync", alone=True), ALONE_PATIENCE
+                for _ in range(3):
+                    assert held.slots.takes_alone
+                    held.slots.add_alone(alone)
+                    held.slots._waiting_since -= patience - 1
+                    assert held.slots.take_stale() == []
+                    held.slots._waiting_since -= 1.1
+                    assert held.slots.take_stale() == [alone]
+                    assert held.slots.room() == 1
+                    assert not held.slots.takes_alone
+                    held.slots._alone_again -= ALONE_REST * patience
+                    patience *= 2
+                held.slots._alone_again = time.monotonic() + 1000
                 gate.open()
                 await held.until(lambda: held.slots.empty)
+                assert held.slots.takes_alone, "with nothing beside it there is nothing to wait for"
 
         asyncio.run(scenario())
 

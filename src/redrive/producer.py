@@ -230,7 +230,8 @@ class Producer(Service):
 
     async def _claim(self, room: int) -> list[ClaimedJob]:
         now = time.monotonic()
-        if self._suspects_since and (self._slots.empty or now - self._suspects_since > SUSPECT_AFTER):
+        waited = self._suspects_since and (self._slots.empty or now - self._suspects_since > SUSPECT_AFTER)
+        if waited and self._slots.takes_alone:
             self._suspects_since = 0.0
             params: dict[str, Any] = {"kinds": self._kinds, "worker": self._worker}
             if jobs := await self._take("claim_alone", params):

@@ -28,8 +28,11 @@ PREFETCH_SECONDS = 0.1
 PREFETCH_MOST = 1000
 STALE_AFTER = 0.5
 """Seconds after which a job that found no slot here goes back to the others."""
-ALONE_PATIENCE = 60.0
-"""Seconds that a job which must run alone waits for the others here to end."""
+ALONE_PATIENCE = 5.0
+"""Seconds that a job which must run alone waits, the first time, for the others here to end."""
+ALONE_LONGEST = 3600.0
+ALONE_REST = 6
+"""After a wait in vain the others have their turn for so many times as long, and the next wait is twice as long."""
 _BREATH = 64
 
 
@@ -45,6 +48,8 @@ class Slots:
         self._done = done
         self._ready: deque[ClaimedJob] = deque()
         self._alone: ClaimedJob | None = None
+        self._patience = ALONE_PATIENCE
+        self._alone_again = 0.0
         self._waiting_since = 0.0
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,6 +78,11 @@ class Slots:
         self._alone = job
         self._waiting_since = time.monotonic()
         self._feed()
+
+    @property
+    def takes_alone(self) -> bool:
+        """Whether to keep slots free for a job that runs alone; not soon again where that was in vain."""
+        return self.empty or time.monotonic() >= self._alone_again
 
     @property
     def empty(self) -> bool:
@@ -136,7 +146,11 @@ class Slots:
         """Take out jobs that have waited too long for a slot here, while other workers may be idle."""
         waited = time.monotonic() - self._waiting_since
         if self._alone is not None and self._alone.id not in self.running:
-            return self.take_unstarted() if waited > ALONE_PATIENCE else []
+            if waited <= self._patience:
+                return []
+            self._alone_again = time.monotonic() + ALONE_REST * self._patience
+            self._patience = min(ALONE_LONGEST, 2 * self._patience)
+            return self.take_unstarted()
         if self._ready and waited > STALE_AFTER and time.monotonic() - self._last_end > STALE_AFTER:
             return self.take_unstarted()
         return []
@@ -260,7 +274,7 @@ class Slots:
         job = finished.job
         self.running.pop(job.id, None)
         if job is self._alone:
-            self._alone = None
+            self._alone, self._patience = None, ALONE_PATIENCE
         self._last_end = time.monotonic()
         if finished.duration is not None:
             for name in ("", job.kind):  # "" is the usual mixture
