@@ -170,6 +170,23 @@ class TestRetries:
         drain(queue)
         assert row(conn, job_id).status == "dead"
 
+    @pytest.mark.parametrize("attempts", [62, 63, 1023, 99_999])
+    def test_no_number_of_attempts_overflows_a_timestamp(self, conn, queue, attempts):
+        """RB-01."""
+        both(queue, "quadratic")(lambda payload, job: 1 / 0)
+        both(queue, "exponential", backoff=backoff.exponential(cap=None))(lambda payload, job: 1 / 0)
+        both(queue, "capped", backoff=backoff.exponential(cap=3600))(lambda payload, job: 1 / 0)
+        both(queue, "broken", backoff=lambda attempt: 2.0**attempt * attempt**1000)(lambda payload, job: 1 / 0)
+        for name in ("quadratic", "exponential", "capped", "broken"):
+            for kind in (name, f"a_{name}"):
+                queue.enqueue(kind, max_attempts=2**31 - 1)
+        conn.execute("update redrive.jobs set attempts = %s", [attempts])
+        drain(queue)
+        for found in rows(conn, "select kind, status, attempts, run_at - updated_at as wait from redrive.jobs"):
+            assert (found["status"], found["attempts"]) == ("pending", attempts + 1)
+            longest = 3605 if found["kind"].endswith("capped") else backoff.MAX_DELAY
+            assert 1 <= found["wait"].total_seconds() <= longest
+
     def test_a_job_that_fails_at_once_with_a_back_off_of_nothing_runs_once_a_second_at_most(self, conn, queue):
         """RB-03: and a hundred others are not kept waiting."""
         ran = []
@@ -372,6 +389,30 @@ class TestLeaving:
         drain(queue)
         for one in ids:
             assert (row(conn, one).status, row(conn, one).attempts, row(conn, one).crashes) == ("pending", 0, 1)
+
+
+class TestAlone:
+    def test_a_job_that_may_have_killed_its_worker_runs_with_nothing_beside_it(self, conn, queue):
+        inside, beside, lock = 0, [], threading.Lock()
+
+        @both(queue, "k")
+        def watched(payload, job):
+            nonlocal inside
+            with lock:
+                inside += 1
+                if job.alone:
+                    beside.append(inside)
+            time.sleep(0.02)
+            with lock:
+                if job.alone:
+                    beside.append(inside)
+                inside -= 1
+
+        for number in range(40):
+            plain_insert(conn, ("k", "a_k")[number % 2], alone=number % 10 == 0)
+        drain(queue, concurrency=4)
+        assert states(conn) == {"succeeded": 40}
+        assert beside == [1] * 8
 
 
 class TestKinds:
