@@ -36,7 +36,7 @@ def claimed(kind: str = "k", payload: str = "{}", **columns: Any) -> ClaimedJob:
         "run_at": NOW,
         "created_at": NOW,
         "metadata": None,
-        "expired": False,
+        "expires_in": None,
         "alone": False,
     }
     job = ClaimedJob(**(row | columns))

@@ -342,7 +342,7 @@ class TestNotRun:
     def test_past_its_deadline_a_job_is_dead_and_its_handler_not_called(self):
         """RB-04."""
         for function in raising(AssertionError("called")):
-            outcome = outcome_of(function, claimed(expired=True))
+            outcome = outcome_of(function, claimed(expires_in=-1.0))
             assert isinstance(outcome, Died)
             assert outcome.failure.last_error.startswith("deadline")
 
@@ -354,7 +354,7 @@ class TestNotRun:
             assert "7 of 5" in outcome.failure.last_error
 
     def test_what_did_not_run_has_no_duration(self):
-        finished = execute_here(claimed(expired=True), handler(lambda: None))
+        finished = execute_here(claimed(expires_in=-1.0), handler(lambda: None))
         assert finished.duration is None
         assert execute_here(claimed(), handler(lambda: None)).duration >= 0
 

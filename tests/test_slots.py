@@ -15,7 +15,7 @@ import pytest
 from redrive import Queue
 from redrive.events import JobOverdue, JobStarted
 from redrive.executor import CANCELLED, SHUTDOWN, TIMED_OUT
-from redrive.outcome import Failed, Finished, HandedBack, Retried, Succeeded
+from redrive.outcome import Died, Failed, Finished, HandedBack, Retried, Succeeded
 from redrive.slots import ALONE_PATIENCE, ALONE_REST, PREFETCH_MOST, STALE_AFTER, Slots
 from support import wait_for
 from support_engine import claimed, hearing
@@ -264,7 +264,7 @@ class TestRoom:
 
         async def scenario():
             async with rig(queue, 4) as held:
-                held.slots.add([job("k", expired=True)])
+                held.slots.add([job("k", expires_in=-1.0)])
                 await held.until(lambda: held.done)
                 assert held.slots.ahead("k") == 0
 
@@ -303,6 +303,22 @@ class TestHandingBack:
                 assert held.slots.take_stale() == []
                 gate.open()
                 await held.until(lambda: held.slots.empty)
+
+        asyncio.run(scenario())
+
+    def test_a_deadline_that_passes_while_the_job_waits_here_is_kept(self, queue, gate):
+        """RB-04."""
+
+        async def scenario():
+            async with rig(queue, 1) as held:
+                first, second = job("async"), job("sync", expires_in=0.05)
+                held.slots.add([first, second])
+                await held.until(lambda: gate.inside == 1)
+                await asyncio.sleep(0.06)
+                gate.open()
+                await held.until(lambda: held.outcome(second))
+                assert isinstance(held.outcome(second), Died)
+                assert len(gate.order) == 1, "it did not begin"
 
         asyncio.run(scenario())
 

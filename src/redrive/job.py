@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ class ClaimedJob:
         "completed",
         "crashes",
         "created_at",
-        "expired",
+        "deadline",
         "id",
         "kind",
         "lane",
@@ -102,7 +103,7 @@ class ClaimedJob:
         run_at: datetime,
         created_at: datetime,
         metadata: str | None,
-        expired: bool,  # noqa: FBT001
+        expires_in: float | None,
         alone: bool,  # noqa: FBT001
     ) -> None:
         self.id = id
@@ -118,7 +119,8 @@ class ClaimedJob:
         self.run_at = run_at
         self.created_at = created_at
         self._metadata = metadata
-        self.expired = expired
+        self.deadline = float("inf") if expires_in is None else time.monotonic() + expires_in
+        """When expires_at has passed, in monotonic seconds of this process."""
         self.alone = alone
         self.worker = ""
         self.schema = ""
@@ -153,6 +155,11 @@ class ClaimedJob:
     def idempotency_key(self) -> str:
         """The same text at every attempt of this job, for the mail provider or the payment API to tell a repeat by."""
         return f"{self.schema}-{self.id}-{int(self.created_at.timestamp() * 1_000_000):x}"
+
+    @property
+    def expired(self) -> bool:
+        """Whether its deadline has passed, also while it waited here to begin."""
+        return time.monotonic() >= self.deadline
 
     @property
     def last_attempt(self) -> bool:

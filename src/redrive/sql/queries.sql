@@ -120,7 +120,8 @@ SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = lea
 WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
           greatest(run_at, '0001-01-02 00:00+00') AS run_at, least(greatest(created_at, '0001-01-02 00:00+00'), '9999-01-01 00:00+00') AS created_at,
-          metadata::text, (expires_at <= {clock}()) IS TRUE AS expired, false AS alone
+          metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - {clock}())::float8
+                               WHEN expires_at < {clock}() THEN -1 END AS expires_in, false AS alone
 
 -- name: claim_alone
 -- Take one job that may have killed its worker. The caller runs nothing beside it. The state is tested through an
@@ -138,7 +139,8 @@ SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = lea
 WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
           greatest(run_at, '0001-01-02 00:00+00') AS run_at, least(greatest(created_at, '0001-01-02 00:00+00'), '9999-01-01 00:00+00') AS created_at,
-          metadata::text, (expires_at <= {clock}()) IS TRUE AS expired, true AS alone
+          metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - {clock}())::float8
+                               WHEN expires_at < {clock}() THEN -1 END AS expires_in, true AS alone
 
 -- name: succeed_jobs
 -- The common outcome, in a batch. The lease is locked_by, claims and the state; a row that doesn't come back was lost. The
