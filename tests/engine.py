@@ -40,6 +40,8 @@ async def nap(payload, job):
 
 @queue.handler("doze", timeout=None, max_attempts=3)
 def doze(payload, job):
+    if payload.get("quiet"):
+        return
     note(job, "start")
     time.sleep(payload.get("seconds", 0))
     note(job, "end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -129,24 +130,34 @@ def test_a_deleted_row_comes_back_with_the_next_beat(queue, judge, conn):
     assert (name, kinds, in_flight, pid, silent) == (judge.name, ["other"], 0, judge.listener.pid, False)
 
 
-def test_a_handler_learns_that_its_lease_was_lost_and_its_late_outcome_changes_nothing(queue, conn):
-    seen = threading.Event()
+def test_handlers_learn_that_the_lease_was_lost_and_async_ones_are_stopped_cr_05(queue, conn):
+    """Whatever they say then is not written."""
+    learned = []
 
-    @queue.handler("long", timeout=None)
-    def long(payload, job):
+    @queue.handler("sync", timeout=None)
+    def sync(payload, job):
         while not job.should_stop:
             time.sleep(0.01)
-        if job.lost:
-            seen.set()
+        learned.append(("sync", job.lost))
         return "late"
 
-    with Inside(queue):
-        job = insert(conn, "long")
-        wait_for(lambda: status(conn, job) == "running")
-        conn.execute("update redrive.jobs set claims = claims + 1, locked_by = 'other' where id = %s", (job,))
-        before = row(conn, job)
-        assert seen.wait(5)
-    assert row(conn, job) == before
+    @queue.handler("async", timeout=None)
+    async def asynchronous(payload, job):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            learned.append(("async", job.lost))
+
+    with Inside(queue) as inside:
+        jobs = [insert(conn, "sync"), insert(conn, "async")]
+        wait_for(lambda: [status(conn, job) for job in jobs] == ["running"] * 2)
+        conn.execute("update redrive.jobs set claims = claims + 1, locked_by = 'other'")
+        before = [row(conn, job) for job in jobs]
+        wait_for(lambda: sorted(learned) == [("async", True), ("sync", True)], 5)
+        wait_for(lambda: inside.worker.slots.empty and inside.worker.writer.idle)
+        assert [row(conn, job) for job in jobs] == before
+        assert failures(conn, jobs[0]) == failures(conn, jobs[1]) == []
+    assert [row(conn, job) for job in jobs] == before
 
 
 def test_a_cancel_reaches_running_jobs_through_the_heartbeat(start, conn, effects, db):

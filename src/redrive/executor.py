@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SHUTDOWN = "shutdown"
 CANCELLED = "cancelled"
 TIMED_OUT = "timed out"
+LOST = "lease lost"
 
 _log = logging.getLogger("redrive")
 

@@ -51,6 +51,7 @@ class Heartbeat(Service):
         listener_pid: Callable[[], int | None],
         complaints: Callable[[], str],
         cancel: Callable[[int], None],
+        lose: Callable[[ClaimedJob], None],
         main_loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(database)
@@ -71,6 +72,7 @@ class Heartbeat(Service):
         self._listener_pid = listener_pid
         self._complaints = complaints
         self._cancel = cancel
+        self._lose = lose
         self._main_loop = main_loop
         self._main_thread = threading.get_ident()
         self._beat_at = 0.0
@@ -137,6 +139,7 @@ class Heartbeat(Service):
                 self._main_loop.call_soon_threadsafe(self._cancel, job.id)
             elif row.lost and not job.completed:
                 job.lost = True
+                self._main_loop.call_soon_threadsafe(self._lose, job)
         if now - self._renewed_at > RENEW_EVERY and any(now - job.started > RENEW_AFTER for job in jobs):
             self._renewed_at = now
             await self._control.run(named("renew_leases", schema, **params))

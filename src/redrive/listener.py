@@ -154,9 +154,12 @@ class Listener(Service):
         async with self._saying:
             self._stop_reading()
             try:
-                return await self._control.run(statement, timeout=timeout)
+                found = await self._control.run(statement, timeout=timeout)
             finally:
                 self._start_reading()
+            if self._control.connection is not self._conn:  # opened anew in place of a dead one: nothing listens there
+                raise psycopg.OperationalError("the listening session was lost")
+            return found
 
     def _on_notify(self, notify: psycopg.Notify) -> None:
         if notify.payload and notify.payload == self._nonce:

@@ -13,7 +13,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from redrive.events import JobOverdue, JobStarted, emit, heard
-from redrive.executor import CANCELLED, SHUTDOWN, TIMED_OUT, execute, execute_here
+from redrive.executor import CANCELLED, LOST, SHUTDOWN, TIMED_OUT, execute, execute_here
+from redrive.outcome import Finished, HandedBack
 from redrive.threads import Threads
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from redrive.handlers import Handlers
     from redrive.job import ClaimedJob
-    from redrive.outcome import Finished
 
 PREFETCH_SECONDS = 0.1
 """Work that is held beyond the free slots, by the measured duration of its kind."""
@@ -44,6 +44,8 @@ class Slots:
         self.running: dict[int, ClaimedJob] = {}
         """Jobs whose handler has begun. Read from other threads too."""
         self.on_free: Callable[[], None] = lambda: None
+        self.alive: Callable[[], bool] = lambda: True
+        """Whether claimed jobs are still this worker's to begin: it may have been frozen, and they another's by now."""
         self._handlers = handlers
         self._done = done
         self._ready: deque[ClaimedJob] = deque()
@@ -180,6 +182,11 @@ class Slots:
         if (job := self.running.get(job_id)) is not None:
             self.stop_job(job, CANCELLED)
 
+    def lose(self, job: ClaimedJob) -> None:
+        """Stop the job because its lease is lost: another worker may be running it."""
+        if self.running.get(job.id) is job:
+            self.stop_job(job, LOST)
+
     def watch(self) -> None:
         """Stop what has passed its timeout; to be called several times a second."""
         now = time.monotonic()
@@ -250,19 +257,28 @@ class Slots:
 
     def _next(self, *, sync_only: bool = False) -> ClaimedJob | None:
         # From several threads: popleft is atomic, and the wrong one is put back where it was.
-        try:
-            job = self._ready.popleft()
-        except IndexError:
-            return None if sync_only else self._next_alone()
-        if sync_only and self._handlers.demand(job.kind).is_async:
-            self._ready.appendleft(job)
-            return None
-        self._waiting_since = time.monotonic()
-        return job
+        while True:
+            try:
+                job = self._ready.popleft()
+            except IndexError:
+                return None if sync_only else self._next_alone()
+            if sync_only and self._handlers.demand(job.kind).is_async:
+                self._ready.appendleft(job)
+                return None
+            if self.alive():
+                self._waiting_since = time.monotonic()
+                return job
+            self._done(Finished(job, HandedBack(), None))
 
     def _next_alone(self) -> ClaimedJob | None:
         job = self._alone
-        return job if job is not None and not self.running else None
+        if job is None or self.running:
+            return None
+        if self.alive():
+            return job
+        self._alone = None
+        self._done(Finished(job, HandedBack(), None))
+        return None
 
     def _begin(self, job: ClaimedJob) -> None:
         job.started = time.monotonic()

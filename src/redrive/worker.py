@@ -138,6 +138,7 @@ class Worker:
             listener_pid=lambda: self.listener.pid,
             complaints=self.complaints,
             cancel=self.slots.cancel,
+            lose=self.slots.lose,
             main_loop=asyncio.get_running_loop(),
         )
         self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
@@ -153,6 +154,7 @@ class Worker:
             known=self._known,
             alive=lambda: self.heartbeat.fresh,
         )
+        self.slots.alive = lambda: self.heartbeat.fresh
         self.listener.on_wake = self.producer.woken
         loop = asyncio.get_running_loop()
         self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
