@@ -268,7 +268,7 @@ class Slots:
             if self.alive():
                 self._waiting_since = time.monotonic()
                 return job
-            self._done(Finished(job, HandedBack(), None))
+            self._refuse(job)
 
     def _next_alone(self) -> ClaimedJob | None:
         job = self._alone
@@ -277,8 +277,12 @@ class Slots:
         if self.alive():
             return job
         self._alone = None
-        self._done(Finished(job, HandedBack(), None))
+        self._refuse(job)
         return None
+
+    def _refuse(self, job: ClaimedJob) -> None:
+        self._done(Finished(job, HandedBack(), None))
+        self.on_free()
 
     def _begin(self, job: ClaimedJob) -> None:
         job.started = time.monotonic()
