@@ -269,7 +269,7 @@ class TestArchive:
         finally:
             conn.execute(f"drop owned by {role}; drop role {role}")
 
-    def test_of_workers_that_start_at_once_each_finds_the_partitions_made(self, db, conn):
+    def test_of_workers_that_start_at_once_each_finds_the_partitions_made(self, db, conn, server_log):
         async def scenario() -> None:
             async def one() -> None:
                 control = Control(db, "redrive", "test")
@@ -281,3 +281,4 @@ class TestArchive:
         asyncio.run(scenario())
         parts = rows(conn, "select relname from pg_class where relname ~ '^jobs_archive_[0-9]+$'")
         assert len(parts) == 3
+        assert server_log.errors() == []

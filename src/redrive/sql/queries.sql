@@ -121,10 +121,10 @@ WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
           greatest(run_at, '0001-01-02 00:00+00') AS run_at, least(greatest(created_at, '0001-01-02 00:00+00'), '9999-01-01 00:00+00') AS created_at,
           metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - {clock}())::float8
-                               WHEN expires_at < {clock}() THEN -1 END AS expires_in, false AS alone
+                               WHEN expires_at < {clock}() THEN -1 END AS expires_in, false AS alone, 0 AS reclaims
 
 -- name: claim_alone
--- Take one job that may have killed its worker. The caller runs nothing beside it. The state is tested through an
+-- Take one job that may have killed its worker, for a trial with nothing new beside it. The state is tested through an
 -- expression: before the first ANALYZE half of all jobs count as `alone`, and jobs_claim_idx would be walked whole.
 WITH due AS MATERIALIZED (
     SELECT id FROM {jobs}
@@ -140,7 +140,15 @@ WHERE id = ANY(ARRAY(SELECT id FROM due))
 RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
           greatest(run_at, '0001-01-02 00:00+00') AS run_at, least(greatest(created_at, '0001-01-02 00:00+00'), '9999-01-01 00:00+00') AS created_at,
           metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - {clock}())::float8
-                               WHEN expires_at < {clock}() THEN -1 END AS expires_in, true AS alone
+                               WHEN expires_at < {clock}() THEN -1 END AS expires_in, true AS alone,
+          (SELECT count(*)::int FROM {failures} f WHERE f.job_id = {jobs}.id AND f.error_type = 'WorkerLost') AS reclaims
+
+-- name: acquit_job
+-- It has run through its trial and its worker lives. The worker takes other work again, and should it be lost after all,
+-- that is not put down to this job for having been alone.
+UPDATE {jobs} SET alone = false
+WHERE id = %(id)s AND claims = %(claim)s AND locked_by = %(worker)s AND status || '' = 'running'
+RETURNING id
 
 -- name: succeed_jobs
 -- The common outcome, in a batch. The lease is locked_by, claims and the state; a row that doesn't come back was lost. The
@@ -547,6 +555,8 @@ FROM generate_series(date_trunc('month', {clock}() AT TIME ZONE 'UTC') - interva
 WHERE to_regclass(format('%%I.%%I', {schema_name}::text, 'jobs_archive_' || to_char(month, 'YYYYMM'))) IS NULL
 
 -- name: add_archive_month
+-- One at a time, in one transaction: of two workers that make it at once the second finds it made.
+SELECT pg_advisory_xact_lock(hashtextextended('redrive archive ' || {schema_name}, 0));
 CREATE TABLE IF NOT EXISTS {partition} PARTITION OF {archive} FOR VALUES FROM ({first}) TO ({past})
 
 -- name: prune_failures
