@@ -235,7 +235,7 @@ TURNS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), COST, JOBS), 
 
 class TestNothingIsOverlooked:
     @given(turns=TURNS)
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     def test_whatever_is_committed_when_and_however_dear_a_look_every_row_is_taken_once(self, turns):
         """Rows land anywhere, also behind every mark; between them claims of any size, slow and quick."""
         table, number, taken = Table(), 0, []
@@ -258,7 +258,7 @@ class TestNothingIsOverlooked:
         backlogs=st.lists(st.integers(1, 60), min_size=2, max_size=12),
         took=COST,
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=60, deadline=None)
     def test_of_lanes_of_one_priority_none_waits_longer_than_a_turn_of_each(self, limit, backlogs, took):
         table, number = Table(), 0
         for lane, backlog in enumerate(backlogs):

@@ -133,7 +133,7 @@ class TestRetries:
                 raise OSError("disk full")
 
         ids = [queue.enqueue(kind, key=kind, expires_in=3600).id for kind in ("export", "a_export")]
-        with working(queue):
+        with working(queue, poll=0.5):
             for one in ids:
                 until_state(conn, one, "dead")
             for one in ids:
