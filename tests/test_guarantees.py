@@ -303,3 +303,37 @@ def test_business_row_and_success_are_one_commit_wherever_the_worker_is_killed_c
         wait_for(lambda: states(conn) == {"succeeded": 3})
     assert conn.execute("select count(*), count(distinct job) from public.business").fetchone() == (3, 3)
     assert failures(conn, job) == []
+
+
+def test_suspects_that_run_long_hold_up_other_work_for_a_trial_and_not_for_their_length(start_worker, conn):
+    """A worker is killed with long exports in its hands: the one that is left goes on sending mail meanwhile."""
+    app = """
+import os, time
+import psycopg
+import redrive.slots
+from redrive import Queue
+
+redrive.slots.TRIAL = 1.0  # seconds; ten in earnest
+queue = Queue()
+
+@queue.handler("export")
+def export(payload, job):
+    time.sleep(12)
+
+@queue.handler("mail")
+def mail(payload, job):
+    pass
+"""
+    first = start_worker(app, "--lease", "2", "--concurrency", "4")
+    conn.execute("INSERT INTO redrive.jobs (kind) SELECT 'export' FROM generate_series(1, 3)")
+    running = "SELECT count(*) FROM redrive.jobs WHERE kind = 'export' AND status = 'running' AND locked_by LIKE %s"
+    wait_for(lambda: conn.execute(running, [f"%:{first.pid}:%"]).fetchone() == (3,))
+    second = start_worker(app, "--lease", "2", "--concurrency", "4")
+    wait_for(lambda: conn.execute("SELECT count(*) FROM redrive.workers").fetchone() == (2,))
+    first.kill()
+    wait_for(lambda: conn.execute(running, [f"%:{second.pid}:%"]).fetchone() == (3,), 11)
+    conn.execute("INSERT INTO redrive.jobs (kind) VALUES ('mail')")
+    mail = "SELECT status FROM redrive.jobs WHERE kind = 'mail'"
+    wait_for(lambda: conn.execute(mail).fetchone() == ("succeeded",), 4)
+    assert conn.execute(running, [f"%:{second.pid}:%"]).fetchone() == (3,), "the exports still run"
+    wait_for(lambda: conn.execute("SELECT count(*) FROM redrive.jobs WHERE alone").fetchone() == (0,))

@@ -16,7 +16,7 @@ from redrive import Queue
 from redrive.events import JobOverdue, JobStarted
 from redrive.executor import CANCELLED, SHUTDOWN, TIMED_OUT
 from redrive.outcome import Died, Failed, Finished, HandedBack, Retried, Succeeded
-from redrive.slots import ALONE_PATIENCE, ALONE_REST, PREFETCH_MOST, STALE_AFTER, Slots
+from redrive.slots import PREFETCH_MOST, STALE_AFTER, TRIAL, Slots
 from support import wait_for
 from support_engine import claimed, hearing
 
@@ -340,16 +340,15 @@ class TestAlone:
             async with rig(queue, 3) as held:
                 held.slots.add([job("async"), job("sync")])
                 await held.until(lambda: gate.inside == 2)
+                assert not held.slots.settled, "what runs has begun only now"
+                gate.open()
+                await held.until(lambda: held.slots.settled)
                 alone = job("suspect", alone=True)
                 held.slots.add_alone(alone)
                 assert held.slots.room() == 0
                 assert not held.slots.empty
-                await asyncio.sleep(0.02)
-                assert beside == []
-                gate.open()
                 await held.until(lambda: held.outcome(alone))
                 assert held.slots.room() >= 3
-                await held.until(lambda: held.slots.empty)
 
         held: Any = None
         asyncio.run(scenario())
@@ -370,29 +369,42 @@ class TestAlone:
 
         asyncio.run(scenario())
 
-    def test_it_goes_back_when_the_others_do_not_end_and_these_have_their_turn(self, queue, gate):
-        """Else one job of an hour and one suspect would keep all other slots idle for that hour."""
+    def test_what_has_run_as_long_as_a_trial_is_not_in_its_way(self, queue, gate):
+        """Else one job of an hour would keep a suspect waiting, and other work with it, for that hour."""
 
         async def scenario():
             async with rig(queue, 2) as held:
-                held.slots.add([job("async")])
+                long = job("async")
+                held.slots.add([long])
                 await held.until(lambda: gate.inside == 1)
-                alone, patience = job("sync", alone=True), ALONE_PATIENCE
-                for _ in range(3):
-                    assert held.slots.takes_alone
-                    held.slots.add_alone(alone)
-                    held.slots._waiting_since -= patience - 1
-                    assert held.slots.take_stale() == []
-                    held.slots._waiting_since -= 1.1
-                    assert held.slots.take_stale() == [alone]
-                    assert held.slots.room() == 1
-                    assert not held.slots.takes_alone
-                    held.slots._alone_again -= ALONE_REST * patience
-                    patience *= 2
-                held.slots._alone_again = time.monotonic() + 1000
+                assert not held.slots.settled
+                long.started -= TRIAL
+                assert held.slots.settled
+                held.slots.add_alone(job("sync", alone=True))
+                await held.until(lambda: gate.inside == 2)
                 gate.open()
                 await held.until(lambda: held.slots.empty)
-                assert held.slots.takes_alone, "with nothing beside it there is nothing to wait for"
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(("reclaims", "seconds"), [(1, 10), (2, 40), (3, 160), (4, 640), (5, 2560), (60, 3600)])
+    def test_after_its_trial_there_is_room_again_though_it_runs_on(self, queue, gate, reclaims, seconds):
+        async def scenario():
+            async with rig(queue, 2) as held:
+                suspect, acquitted = job("sync", alone=True, reclaims=reclaims), []
+                held.slots.on_acquitted = acquitted.append
+                held.slots.add_alone(suspect)
+                await held.until(lambda: gate.inside == 1)
+                suspect.started -= seconds - 2
+                held.slots.watch()
+                assert (held.slots.room(), acquitted) == (0, [])
+                suspect.started -= 3
+                held.slots.watch()
+                assert (held.slots.room(), acquitted) == (1, [suspect])
+                held.slots.watch()
+                assert acquitted == [suspect], "once"
+                gate.open()
+                await held.until(lambda: held.slots.empty)
 
         asyncio.run(scenario())
 

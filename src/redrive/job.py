@@ -82,6 +82,7 @@ class ClaimedJob:
         "lost",
         "max_attempts",
         "priority",
+        "reclaims",
         "run_at",
         "schema",
         "started",
@@ -105,6 +106,7 @@ class ClaimedJob:
         metadata: str | None,
         expires_in: float | None,
         alone: bool,  # noqa: FBT001
+        reclaims: int = 0,
     ) -> None:
         self.id = id
         self.kind = kind
@@ -122,6 +124,9 @@ class ClaimedJob:
         self.deadline = float("inf") if expires_in is None else time.monotonic() + expires_in
         """When expires_at has passed, in monotonic seconds of this process."""
         self.alone = alone
+        """It may have killed its worker, and is on trial."""
+        self.reclaims = reclaims
+        """How often its worker was lost; asked for where it is on trial."""
         self.worker = ""
         self.schema = ""
         self.started = 0.0

@@ -41,6 +41,7 @@ DOZE_AGAIN = 12
 """Of this many looks one tries to become sentry again, in case the sentry went without a word."""
 SURVEY_EVERY = 0.25
 SUSPECT_AFTER = 1.0
+TRIAL_LOOK = 0.1
 WAKE_EVERY = 0.05
 CLAIM_MOST = 1000
 AUDIT_EVERY = 60.0
@@ -87,6 +88,7 @@ class Producer(Service):
         self._due_at = self._asleep_until = float("inf")
         self._survey_at = self._survey_held = 0.0
         self._suspects_since = 0.0
+        self._trial_was_last = False
         self._vain = self._vain_rounds = 0
         self._vain_at = 0.0
         self._explained = False
@@ -123,6 +125,8 @@ class Producer(Service):
         if not self._alive():
             return NOT_ALIVE_PAUSE
         await self.hand_back_strays()
+        if self._trial_is_due():
+            return await self._hold_trial()
         self._starved = True  # before looking: a slot that is freed in a thread meanwhile wakes this loop
         room = min(CLAIM_MOST, self._slots.room())
         if room <= 0:
@@ -136,6 +140,8 @@ class Producer(Service):
         due = self._lanes.any_rich or now < self._survey_held  # too dear to look: claim from the marks instead
         if not due or now >= self._survey_at:
             due = await self._survey() or due
+            if self._trial_is_due():
+                return await self._hold_trial()
         jobs = await self._claim(room) if due else []
         return await self._pause(jobs, room)
 
@@ -146,13 +152,15 @@ class Producer(Service):
         rising = asyncio.ensure_future(self._listener.rise())
         try:
             jobs = await self._claim(room)
-            if not jobs and await self._survey():
+            if not jobs and await self._survey() and not self._trial_is_due():
                 jobs = await self._claim(room)
         finally:
             await asyncio.wait({rising})
         if jobs:
             return await self._pause(jobs, room)
         self._step = 0
+        if self._trial_is_due():
+            return await self._hold_trial()
         await self._answer()
         if self._explained:  # by jobs that a look had found before the word of them arrived
             self._explained = False
@@ -230,18 +238,34 @@ class Producer(Service):
 
     async def _claim(self, room: int) -> list[ClaimedJob]:
         now = time.monotonic()
-        waited = self._suspects_since and (self._slots.empty or now - self._suspects_since > SUSPECT_AFTER)
-        if waited and self._slots.takes_alone:
-            self._suspects_since = 0.0
-            params: dict[str, Any] = {"kinds": self._kinds, "worker": self._worker}
-            if jobs := await self._take("claim_alone", params):
-                self._slots.add_alone(jobs[0])
-                return jobs
+        self._trial_was_last = False
         plan = self._lanes.plan(room, self._slots.share, now)
         jobs = await self._take("claim_jobs", {**plan.params(), "worker": self._worker})
         after = time.monotonic()
         self._slots.add(self._lanes.claimed(plan, jobs, after - now, after))
         return jobs
+
+    def _trial_is_due(self) -> bool:
+        """Whether it is the turn of a job that may have killed its worker: at once where nothing runs, else soon.
+
+        Turn and turn about with the other jobs, however many there are to be tried.
+        """
+        waited = time.monotonic() - self._suspects_since > SUSPECT_AFTER or self._slots.empty
+        room = len(self._slots.running) < self._slots.concurrency
+        return bool(self._suspects_since) and waited and room and not self._trial_was_last
+
+    async def _hold_trial(self) -> float:
+        """Claim a suspect once nothing fresh runs here; until then claim nothing else, so that this comes soon."""
+        if not self._slots.settled:
+            if time.monotonic() >= self._survey_at + SUSPECT_AFTER:
+                await self._survey()  # another worker may have taken it
+            return TRIAL_LOOK
+        self._suspects_since = 0.0
+        params: dict[str, Any] = {"kinds": self._kinds, "worker": self._worker}
+        if jobs := await self._take("claim_alone", params):
+            self._trial_was_last, self.found = True, True
+            self._slots.add_alone(jobs[0])
+        return 0.0
 
     async def _take(self, name: str, params: dict[str, Any]) -> list[ClaimedJob]:
         statement = store.claim(self._control.schema, name, **params)

@@ -28,11 +28,12 @@ PREFETCH_SECONDS = 0.1
 PREFETCH_MOST = 1000
 STALE_AFTER = 0.5
 """Seconds after which a job that found no slot here goes back to the others."""
-ALONE_PATIENCE = 5.0
-"""Seconds that a job which must run alone waits, the first time, for the others here to end."""
-ALONE_LONGEST = 3600.0
-ALONE_REST = 6
-"""After a wait in vain the others have their turn for so many times as long, and the next wait is twice as long."""
+TRIAL = 10.0
+"""Seconds that a job which may have killed its worker runs with nothing new beside it. What has run as long has settled
+and is no longer in its way, so one long job holds up neither the trial of another nor, after its own, the rest."""
+TRIAL_GROWS = 4
+"""Each time that its worker was lost all the same the next trial is so many times as long: slow killers are found."""
+TRIAL_LONGEST = 3600.0
 _BREATH = 64
 
 
@@ -44,14 +45,14 @@ class Slots:
         self.running: dict[int, ClaimedJob] = {}
         """Jobs whose handler has begun. Read from other threads too."""
         self.on_free: Callable[[], None] = lambda: None
+        self.on_acquitted: Callable[[ClaimedJob], None] = lambda _job: None
+        """Told of a job whose trial is over, though it runs on."""
         self.alive: Callable[[], bool] = lambda: True
         """Whether claimed jobs are still this worker's to begin: it may have been frozen, and they another's by now."""
         self._handlers = handlers
         self._done = done
         self._ready: deque[ClaimedJob] = deque()
         self._alone: ClaimedJob | None = None
-        self._patience = ALONE_PATIENCE
-        self._alone_again = 0.0
         self._waiting_since = 0.0
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,15 +77,16 @@ class Slots:
         self._feed()
 
     def add_alone(self, job: ClaimedJob) -> None:
-        """Take a job that runs when nothing else does; until it has, there is no room for others."""
+        """Take a job for its trial, once :attr:`settled`; until that is over there is no room for others."""
         self._alone = job
         self._waiting_since = time.monotonic()
         self._feed()
 
     @property
-    def takes_alone(self) -> bool:
-        """Whether to keep slots free for a job that runs alone; not soon again where that was in vain."""
-        return self.empty or time.monotonic() >= self._alone_again
+    def settled(self) -> bool:
+        """Whether nothing waits here, and what runs has run long enough not to be in the way of a trial."""
+        since = time.monotonic() - TRIAL
+        return not (self._ready or self._alone) and all(job.started <= since for job in list(self.running.values()))
 
     @property
     def empty(self) -> bool:
@@ -147,12 +149,6 @@ class Slots:
     def take_stale(self) -> list[ClaimedJob]:
         """Take out jobs that have waited too long for a slot here, while other workers may be idle."""
         waited = time.monotonic() - self._waiting_since
-        if self._alone is not None and self._alone.id not in self.running:
-            if waited <= self._patience:
-                return []
-            self._alone_again = time.monotonic() + ALONE_REST * self._patience
-            self._patience = min(ALONE_LONGEST, 2 * self._patience)
-            return self.take_unstarted()
         if self._ready and waited > STALE_AFTER and time.monotonic() - self._last_end > STALE_AFTER:
             return self.take_unstarted()
         return []
@@ -195,6 +191,7 @@ class Slots:
             if limit is not None and job.started and now - job.started > limit and job.stop_reason in ("", SHUTDOWN):
                 emit(JobOverdue(id=job.id, kind=job.kind, attempt=job.attempt, worker=job.worker, timeout=limit))
                 self.stop_job(job, TIMED_OUT)
+        self._end_trial(now)
 
     def overdue(self) -> list[ClaimedJob]:
         """List jobs that were told to stop because of their timeout and still run."""
@@ -272,7 +269,7 @@ class Slots:
 
     def _next_alone(self) -> ClaimedJob | None:
         job = self._alone
-        if job is None or self.running:
+        if job is None or not self._alone_waits:
             return None
         if self.alive():
             return job
@@ -294,7 +291,7 @@ class Slots:
         job = finished.job
         self.running.pop(job.id, None)
         if job is self._alone:
-            self._alone, self._patience = None, ALONE_PATIENCE
+            self._alone = None
         self._last_end = time.monotonic()
         if finished.duration is not None:
             for name in ("", job.kind):  # "" is the usual mixture
@@ -302,6 +299,15 @@ class Slots:
                 self._seconds[name] = before + 0.1 * (finished.duration - before)
         self._done(finished)
         self.on_free()
+
+    def _end_trial(self, now: float) -> None:
+        job = self._alone
+        if job is None or self._alone_waits:
+            return
+        if now - job.started > min(TRIAL_LONGEST, TRIAL * TRIAL_GROWS ** max(0, min(job.reclaims, 10) - 1)):
+            self._alone = None
+            self.on_acquitted(job)
+            self.on_free()
 
     def _feed(self) -> None:
         for _ in range(len(self._ready) + (self._alone is not None)):

@@ -159,6 +159,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
         self.writer.on_later = self.producer.expect
+        self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
         self.watch = Watch(self)
 

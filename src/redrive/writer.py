@@ -86,6 +86,7 @@ class Writer(Service):
         self._aside: dict[int, Aside] = {}
         self._woken = False
         self._progress = Latest()
+        self._acquitted: deque[ClaimedJob] = deque()
         self._progress_at = 0.0
         self._loop = asyncio.get_running_loop()
 
@@ -97,6 +98,11 @@ class Writer(Service):
     def put_progress(self, job: ClaimedJob, value: Any) -> None:
         """Take a job's progress; the newest wins."""
         self._progress.put(job, encode_result(value))
+        self._call()
+
+    def acquit(self, job: ClaimedJob) -> None:
+        """Take the word that a job has come through its trial."""
+        self._acquitted.append(job)
         self._call()
 
     def hand_back(self, jobs: Iterable[ClaimedJob]) -> None:
@@ -124,6 +130,7 @@ class Writer(Service):
         self._batch = self._batch or self._take()
         size = len(self._batch)
         progress_due = await self._write_progress()
+        await self._write_acquittals()
         if self._batch:
             again, self._tried = self._tried, True
             await self._write(self._batch, again=again)
@@ -133,6 +140,13 @@ class Writer(Service):
         if not self._done:
             return min(progress_due, aside_due)
         return GATHER if size > len(self._done) and size < BATCH else 0.0
+
+    async def _write_acquittals(self) -> None:
+        while self._acquitted:
+            job = self._acquitted[0]
+            params = {"id": job.id, "claim": job.claim, "worker": self._worker}
+            await self._control.run(named("acquit_job", self._control.schema, **params))
+            self._acquitted.popleft()
 
     def _call(self) -> None:
         if self._woken:
