@@ -55,7 +55,7 @@ class Proxy:
         """Seconds that each packet takes."""
         self.refusing = False
         self.swallowed = threading.Event()
-        self._swallow: tuple[str, bytes] | None = None
+        self._swallow: tuple[str, bytes, bytes] | None = None
         self._flows = threading.Event()
         self._flows.set()
         self._threads: list[threading.Thread] = []
@@ -111,10 +111,10 @@ class Proxy:
             with contextlib.suppress(OSError):
                 link.client.shutdown(socket.SHUT_WR)
 
-    def swallow_answer(self, role: str, statement: bytes) -> None:
-        """Deliver the next statement of *role* that holds these bytes, and cut the line in place of the answer."""
+    def swallow_answer(self, role: str, *, to: bytes = b"", of: bytes = b"") -> None:
+        """Cut the line of *role* in place of its next answer *to* a statement with these bytes, or *of* such bytes."""
         self.swallowed.clear()
-        self._swallow = (role, statement)
+        self._swallow = (role, to, of)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -147,8 +147,8 @@ class Proxy:
                 if not link.application and APPLICATION in data:
                     link.application = data.split(APPLICATION, 1)[1].split(b"\0", 1)[0].decode()
                 self._pass()
-                if self._swallow and link in self.of(self._swallow[0]) and self._swallow[1] in data:
-                    link.swallowing, self._swallow = True, None
+                if self._swallow and self._swallow[1] and link in self.of(self._swallow[0]):
+                    link.swallowing = self._swallow[1] in data
                 if not link.dead:
                     link.server.sendall(data)
             self._pass()
@@ -159,7 +159,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := link.server.recv(CHUNK):
                 self._pass()
+                if self._swallow and self._swallow[2] and link in self.of(self._swallow[0]):
+                    link.swallowing = self._swallow[2] in data
                 if link.swallowing:
+                    self._swallow = None
                     link.cut()
                     self.swallowed.set()
                     return

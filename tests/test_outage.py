@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 
 from engine import APP, Effects, Inside, failures, insert, measured, row, sentries, sessions, states, status
 from proxy import Proxy
-from redrive import Queue, events, listener, producer
+from redrive import Dead, Discard, Queue, Retry, Snooze, events, listener, producer
 from redrive.migrate import migrate
 from support import wait_for
 
@@ -303,15 +303,52 @@ def test_jobs_of_a_claim_whose_answer_was_lost_are_handed_back_and_run(db, conn,
     with Proxy(db) as proxy:
         worker = start(dsn=proxy.dsn)
         wait_for(lambda: sentries(conn))
-        proxy.swallow_answer("claim", b"SET status = 'running'")
+        proxy.swallow_answer("claim", of=b"on its way")  # which only a claim is answered with
         with conn.transaction():
-            jobs = [insert(conn, "doze") for _ in range(5)]
+            jobs = [insert(conn, "doze", '{"lost": "on its way"}') for _ in range(5)]
         assert proxy.swallowed.wait(5)
         wait_for(lambda: states(conn) == {"succeeded": 5})
         for job in jobs:
             assert (row(conn, job).attempts, row(conn, job).claims, len(effects.starts(job))) == (1, 2, 1)
             assert failures(conn, job) == []
         assert worker.running
+
+
+def test_an_outcome_whose_answer_was_lost_is_written_and_told_once_cn_04(db, conn):
+    """Whichever it was: the lease is gone with it, and yet it was not lost."""
+    told, dead = [], []
+    end = events.subscribe(told.append, events.JobEvent)
+    with Proxy(db) as proxy:
+        queue = Queue(proxy.dsn, lease=5)
+
+        @queue.handler("job", on_dead=dead.append)
+        def job(payload):
+            match payload:
+                case "retry":
+                    raise Retry("not yet", after=60)
+                case "dead":
+                    raise Dead("never")
+                case "snooze":
+                    raise Snooze(60)
+                case "discard":
+                    raise Discard("unwanted")
+            return payload
+
+        with Inside(queue):
+            for payload in ("result", "retry", "dead", "snooze", "discard"):
+                proxy.swallow_answer("outcome", to=b"'crashed'")
+                one = insert(conn, "job", f'"{payload}"')
+                assert proxy.swallowed.wait(5)
+                wait_for(lambda one=one: [event for event in told if event.id == one and "Start" not in str(event)], 8)
+                history = failures(conn, one)
+                assert len(history) == (payload in ("retry", "dead", "discard"))
+                assert row(conn, one).claims == 1
+        queue.close()
+    end()
+    ended = [type(event) for event in told if not isinstance(event, events.JobStarted)]
+    expected = [events.JobSucceeded, events.JobRetried, events.JobDied, events.JobSnoozed, events.JobFailed]
+    assert ended == expected
+    assert [type(event) for event in dead] == [events.JobDied]
 
 
 def test_a_claim_that_is_committed_after_it_was_given_up_is_found_by_the_audit(queue, conn, monkeypatch):

@@ -85,6 +85,8 @@ class Writer(Service):
         self._tried = False
         self._aside: dict[int, Aside] = {}
         self._woken = False
+        self.handed_back = 0
+        """Jobs given back unfinished so far."""
         self._progress = Latest()
         self._acquitted: deque[ClaimedJob] = deque()
         self._progress_at = 0.0
@@ -287,19 +289,24 @@ class Writer(Service):
         return {row.id for row in await self._control.run(named("locked_jobs", self._control.schema, ids=ids))}
 
     async def _ids(self, name: str, batch: Sequence[Finished]) -> set[int]:
+        return {row.id for row in await self._ask(name, batch)}
+
+    async def _ask(self, name: str, batch: Sequence[Finished]) -> list[Any]:
         params: dict[str, Any] = {
             "ids": [one.job.id for one in batch],
             "claims": [one.job.claim for one in batch],
             "worker": self._worker,
         }
-        return {row.id for row in await self._control.run(named(name, self._control.schema, **params))}
+        return await self._control.run(named(name, self._control.schema, **params))
 
     async def _not_ours(self, batch: Sequence[Finished], *, again: bool) -> None:
-        written = await self._written(batch) if again else set()
+        written = {row.id: row for row in await self._ask("written_outcomes", batch)} if again else {}
         for one in batch:
-            if one.job.id not in written:
-                one.job.lost = True
-                emit(LeaseLost(id=one.job.id, kind=one.job.kind, attempt=one.job.attempt, worker=self._worker))
+            if (row := written.get(one.job.id)) is not None:
+                self._tell(one, row.status, row.reason)
+                continue
+            one.job.lost = True
+            emit(LeaseLost(id=one.job.id, kind=one.job.kind, attempt=one.job.attempt, worker=self._worker))
 
     async def _write_progress(self) -> float:
         """Write the newest progress about once a second, and a job's last before its end; gives when more is due."""
@@ -329,6 +336,7 @@ class Writer(Service):
         said = event(one, status, reason)
         if status == "pending" and isinstance(one.outcome, Retried | Snoozed | Crashed):
             self.on_later(one.outcome.delay)
+        self.handed_back += isinstance(one.outcome, HandedBack)
         emit(said)
         if isinstance(said, JobDied):
             self.on_dead(said)

@@ -254,6 +254,22 @@ FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
 JOIN {jobs} j ON j.id = o.id
 WHERE j.claims = o.claim AND j.locked_by = %(worker)s AND j.status <> 'running'
 
+-- name: written_outcomes
+-- Of outcomes that found no lease: which a try whose answer was lost has written all the same, and as what. A retry and a
+-- death leave no lease behind and the row may have been claimed anew, but their failure stands; a snooze or a hand-back
+-- is told by the claim, unless a reaper came first.
+SELECT o.id, coalesce(f.status, j.status) AS status, coalesce(f.message, '') AS reason
+FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
+LEFT JOIN LATERAL (
+    SELECT CASE outcome WHEN 'retried' THEN 'pending' ELSE outcome END AS status, message FROM {failures}
+    WHERE job_id = o.id AND claim = o.claim AND worker = %(worker)s AND error_type <> 'WorkerLost'
+    ORDER BY id DESC LIMIT 1
+) f ON true
+LEFT JOIN {jobs} j ON j.id = o.id AND j.claims = o.claim AND j.status <> 'running'
+    AND (j.locked_by = %(worker)s OR j.locked_by IS NULL AND NOT EXISTS (
+        SELECT FROM {failures} l WHERE l.job_id = o.id AND l.claim = o.claim AND l.error_type = 'WorkerLost'))
+WHERE f.status IS NOT NULL OR j.id IS NOT NULL
+
 -- name: locked_jobs
 -- Of these rows, those that another transaction holds. Asked when an outcome had to wait too long: one transaction that
 -- somebody forgot to end must not hold up the outcomes of other jobs.
