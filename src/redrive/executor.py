@@ -126,7 +126,7 @@ def _not_to_be_run(job: ClaimedJob) -> Outcome | None:
 
 
 def _returned(job: ClaimedJob, handler: Executable, result: Any) -> Outcome:
-    if job.stopped:
+    if job.stopped or job.stop_reason == TIMED_OUT:  # late is failed, for sync handlers as for async ones
         return _stopped(job, handler)
     return Succeeded(encode_result(result))
 

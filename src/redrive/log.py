@@ -39,7 +39,7 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
     ),
     events.JobOverdue: (
         logging.WARNING,
-        "job %s (%s) does not stop: attempt %s is past its timeout of %.1f s",
+        "job %s (%s) is told to stop: attempt %s is past its timeout of %.1f s",
         ("timeout",),
     ),
     events.LeaseLost: (logging.WARNING, "job %s (%s) was taken from this worker during attempt %s", ()),

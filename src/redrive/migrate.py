@@ -5,6 +5,7 @@ A step waits for a lock only briefly and tries again, so an upgrade never makes 
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 OLDEST_SERVER = 12
+DEFAULT_SCHEMA = "redrive"
 LOCK_TIMEOUT = "2s"
 LOCK_TRIES = 30
 _IN_THE_WAY = (psycopg.errors.DuplicateObject, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction)
@@ -82,11 +84,12 @@ def demand_migrated(version: int, schema: str) -> None:
     Raises:
         NotMigrated: naming the versions and the command that mends it.
     """
+    command = "redrive migrate" if schema == DEFAULT_SCHEMA else f"redrive migrate --schema {shlex.quote(schema)}"
     if version == 0:
-        raise NotMigrated(f'schema "{schema}" is not installed in this database: run `redrive migrate`')
+        raise NotMigrated(f'schema "{schema}" is not installed in this database: run `{command}`')
     if version < latest() - 1:
         raise NotMigrated(
-            f'schema "{schema}" is at version {version}, this redrive needs {latest() - 1}: run `redrive migrate`'
+            f'schema "{schema}" is at version {version}, this redrive needs {latest() - 1}: run `{command}`'
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -18,7 +17,7 @@ from redrive.job import Enqueued, Job
 from redrive.pool import Pool
 from redrive.settings import load, unknown
 from redrive.statements import Statement, arun, named, run
-from redrive.worker import Worker
+from redrive.worker import Worker, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -260,7 +259,7 @@ class Queue:
         return Worker(load({**own, **settings}), self.handlers)
 
     def run(self, *, once: bool = False, **settings: Any) -> None:
-        """Work until told to stop by SIGTERM or SIGINT; with *once*, until nothing is due.
+        """Work until told to stop by SIGTERM, SIGINT or SIGHUP; with *once*, until nothing is due.
 
         Raises:
             NotMigrated: when the schema is missing or too old.
@@ -272,7 +271,7 @@ class Queue:
         worker = self.worker(**settings)
         loop = asyncio.get_running_loop()
         caught = []
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in stop_signals():
             try:
                 loop.add_signal_handler(each, worker.stop)
             except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no signals here

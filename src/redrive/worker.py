@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import string
 import time
@@ -190,8 +191,7 @@ class Worker:
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
         await asyncio.gather(turning[self.producer].end(), turning[self.pruner].end())
-        unstarted = self.slots.take_unstarted()
-        self.writer.hand_back(unstarted)
+        self.writer.hand_back(self.slots.take_unstarted())
         self.slots.tell_all()
         await _until(lambda: self.slots.empty or self._stop_asked > 1, self.settings.grace)
         self.slots.stop_all()
@@ -208,7 +208,7 @@ class Worker:
         await self.listener.close()
         await self.slots.close()
         self._hooks.close()
-        return len(unstarted) + len(left)
+        return self.writer.handed_back
 
     def _hopeless(self) -> bool:
         """The database is gone: what isn't written now is found by the reapers of others."""
@@ -333,6 +333,13 @@ async def _until(condition: Callable[[], bool], seconds: float = float("inf")) -
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:  # noqa: ASYNC110 - see above
         await asyncio.sleep(0.01)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """List the signals that mean the end: a closed terminal says SIGHUP, unless nohup has it ignored."""
+    hang_up = getattr(signal, "SIGHUP", None)  # not on Windows
+    heard = hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([hang_up] if heard and hang_up else [])]
 
 
 def worker_name() -> str:

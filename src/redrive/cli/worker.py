@@ -89,10 +89,11 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
     import asyncio
 
     from redrive import log
+    from redrive.worker import stop_signals
 
     log.attach()
     worker = queue.worker(**settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         # Not the loop's own handlers: these also count a signal that comes before the loop, or while it is blocked.
         signal.signal(number, lambda *_: worker.stop())
     logging.getLogger("redrive").info(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -172,10 +173,11 @@ def _stay(stage: Stage) -> None:
     # A file: the URL is too long for a narrow terminal, and what is broken there can't be copied.
     source = stage.server.directory / "env"
     source.touch(0o600)
-    source.write_text(f"export DATABASE_URL={stage.server.url}\n")
+    programs = shlex.quote(str(Path(sys.executable).parent))  # make demo installs redrive where no shell looks
+    source.write_text(f'export DATABASE_URL={stage.server.url} PATH={programs}:"$PATH"\n')
     stage.view.hints = [
         "Try it yourself, in another terminal:",
-        f"  . {source}      # sets DATABASE_URL",
+        f"  . {source}      # sets DATABASE_URL and PATH",
         "  redrive jobs; redrive show 6; redrive workers",
         """  redrive enqueue send_email '{"to": "you@mail.example", "subject": "hello"}'""",
         "q or Ctrl-C ends the demo and removes all of it.",
