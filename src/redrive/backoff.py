@@ -163,7 +163,7 @@ def seconds_until_retry(backoff: Backoff, attempt: int) -> float:
         if inspect.iscoroutine(answer):
             answer.close()
             problem = "it is an async function"
-    except Exception as error:  # noqa: BLE001 - whatever the user's code does, the job is rescheduled
+    except BaseException as error:  # noqa: BLE001 - whatever the user's code does, the job is rescheduled
         problem = f"it raised {type(error).__name__}: {_shown(error, str)}"
     _log.warning(
         "back-off is unusable, falling back to the default: %s",

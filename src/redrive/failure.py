@@ -65,7 +65,7 @@ def describe(error: BaseException) -> FailureText:
     """Put *error* into words; never raises."""
     try:
         return _describe(error)
-    except Exception as trouble:  # noqa: BLE001 - a job must end even where its error defies description
+    except BaseException as trouble:  # noqa: BLE001 - a job must end even where its error defies description
         name = storable(type(error).__name__)
         text = f"{name}: <cannot be described: {type(trouble).__name__}>"
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
@@ -106,7 +106,7 @@ def _name(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return storable(clip(str(error), MESSAGE_LIMIT))
-    except Exception as trouble:  # noqa: BLE001 - __str__ is the user's own code
+    except BaseException as trouble:  # noqa: BLE001 - __str__ is the user's own code
         return f"<no message: its __str__ raised {type(trouble).__name__}>"
 
 

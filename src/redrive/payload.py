@@ -88,12 +88,12 @@ def encode_result(value: Any, *, limit: int = RESULT_LIMIT) -> str | None:
         text = _to_json(value)
         size = _size(text)
         clean = "\\u0000" not in text and not _is_deep(text, value)
-    except Exception:  # noqa: BLE001 - the job is done, whatever it returned
+    except BaseException:  # noqa: BLE001 - the job is done, whatever it returned
         clean = False
     if not clean:
         try:
             text = _to_json(_mended(value, 0))
-        except Exception:  # noqa: BLE001 - as above: say a dict that another thread is filling
+        except BaseException:  # noqa: BLE001 - as above: say a dict that another thread is filling
             text = _to_json(_shown(value))
         size = _size(text)
     if size > limit:
@@ -284,7 +284,7 @@ def _mended_key(key: Any) -> str:
 def _shown(value: Any) -> str:
     try:
         return storable(repr(value)[:_REPR_LIMIT])
-    except Exception:  # noqa: BLE001 - a repr of the user's own may do anything
+    except BaseException:  # noqa: BLE001 - a repr of the user's own may do anything
         return f"<unprintable {storable(type(value).__name__)}>"
 
 

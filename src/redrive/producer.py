@@ -48,6 +48,9 @@ AUDIT_EVERY = 60.0
 """A claim whose answer was lost may be committed after the look for strays, by a server that was slow: look again."""
 AUDIT_AGE = 45.0
 """Age from which a job in nobody's hands is a stray for certain: more than the longest statement takes."""
+BACKLOG_MOST = 2000
+"""Outcomes on their way to the database above which no more is claimed: a crash would run all of them again."""
+BACKLOG_PAUSE = 0.01
 NOT_ALIVE_PAUSE = 0.1
 """While this worker's own heartbeat gets no answer it takes nothing: others would soon take it back."""
 
@@ -70,6 +73,7 @@ class Producer(Service):
         adopt: Callable[[ClaimedJob], None],
         known: Callable[[], list[int]],
         alive: Callable[[], bool],
+        backlog: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(database)
         self.found: bool | None = None
@@ -83,6 +87,7 @@ class Producer(Service):
         self._adopt = adopt
         self._known = known
         self._alive = alive
+        self._backlog = backlog
         self._lanes = Lanes(kinds)
         self._step = 0
         self._due_at = self._asleep_until = float("inf")
@@ -122,8 +127,8 @@ class Producer(Service):
     async def tick(self) -> float:
         """Claim once, after a look where that is cheaper; gives the pause until the next."""
         self._question = self._asked
-        if not self._alive():
-            return NOT_ALIVE_PAUSE
+        if not self._alive() or self._backlog() >= BACKLOG_MOST:
+            return BACKLOG_PAUSE if self._alive() else NOT_ALIVE_PAUSE
         await self.hand_back_strays()
         if self._trial_is_due():
             return await self._hold_trial()
@@ -140,9 +145,10 @@ class Producer(Service):
         due = self._lanes.any_rich or now < self._survey_held  # too dear to look: claim from the marks instead
         if not due or now >= self._survey_at:
             due = await self._survey() or due
-            if self._trial_is_due():
-                return await self._hold_trial()
-        jobs = await self._claim(room) if due else []
+        first = self._trial_is_due()
+        jobs = await self._claim(room) if due and not first else []
+        if not jobs and self._trial_is_due():
+            return await self._hold_trial()
         return await self._pause(jobs, room)
 
     async def _after_wake_up(self, room: int) -> float:
@@ -260,11 +266,12 @@ class Producer(Service):
             if time.monotonic() >= self._survey_at + SUSPECT_AFTER:
                 await self._survey()  # another worker may have taken it
             return TRIAL_LOOK
-        self._suspects_since = 0.0
         params: dict[str, Any] = {"kinds": self._kinds, "worker": self._worker}
         if jobs := await self._take("claim_alone", params):
             self._trial_was_last, self.found = True, True
             self._slots.add_alone(jobs[0])
+        else:
+            self._suspects_since = 0.0
         return 0.0
 
     async def _take(self, name: str, params: dict[str, Any]) -> list[ClaimedJob]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -34,7 +36,11 @@ and is no longer in its way, so one long job holds up neither the trial of anoth
 TRIAL_GROWS = 4
 """Each time that its worker was lost all the same the next trial is so many times as long: slow killers are found."""
 TRIAL_LONGEST = 3600.0
+FORKED = 70
+"""The exit code of a process that a handler forked and did not end."""
 _BREATH = 64
+
+_log = logging.getLogger("redrive")
 
 
 class Slots:
@@ -60,14 +66,15 @@ class Slots:
         self._seconds: dict[str, float] = {}
         self._last_end = 0.0
         self._lent = 0
+        self._closing = False
+        self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency, "redrive")
 
     def start(self) -> None:
         """Start the slots; they wait for jobs."""
-        for number in range(self.concurrency):
-            task = self._loop.create_task(self._slot(), name=f"redrive slot {number}")
-            self._tasks.add(task)
+        for _ in range(self.concurrency):
+            self._start_slot()
 
     def add(self, jobs: Iterable[ClaimedJob]) -> None:
         """Take claimed jobs, in the order in which they are to begin."""
@@ -199,11 +206,24 @@ class Slots:
 
     async def close(self) -> None:
         """End the slots. What still runs in a thread can't be stopped; its thread dies with the process."""
+        self._closing = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
         self._threads.close()
+
+    def _start_slot(self) -> None:
+        task = self._loop.create_task(self._slot(), name="redrive slot")
+        self._tasks.add(task)
+        task.add_done_callback(self._slot_ended)
+
+    def _slot_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not self._closing:  # it never ends by itself; whatever ended it, the others' jobs want a slot in its place
+            error = None if task.cancelled() else task.exception()
+            _log.error("a slot ended and is replaced: %r", error, exc_info=error)
+            self._start_slot()
 
     async def _slot(self) -> None:
         task = asyncio.current_task()
@@ -213,13 +233,19 @@ class Slots:
             job = self._next()
             if job is None:
                 without_pause = 0
-                await self._wait()
+                try:
+                    await self._wait()
+                except asyncio.CancelledError:
+                    if self._closing:
+                        raise
+                    task.uncancel()  # a handler that has ended left a cancel behind it, which was not meant for us
                 continue
             handler = self._handlers.demand(job.kind)
             if handler.is_async:
                 self._begin(job)
                 self._task_of[job.id] = task
                 finished = await execute(job, handler)
+                self._still_here()
                 del self._task_of[job.id]
                 while task.cancelling():
                     task.uncancel()
@@ -245,12 +271,19 @@ class Slots:
         job: ClaimedJob | None = first
         try:
             while job is not None:
-                self._end(execute_here(job, self._handlers.demand(job.kind)))
+                finished = execute_here(job, self._handlers.demand(job.kind))
+                self._still_here()
+                self._end(finished)
                 if (job := self._next(sync_only=True)) is not None:
                     self._begin(job)
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the worker went without us
                 self._loop.call_soon_threadsafe(_set, back)
+
+    def _still_here(self) -> None:
+        """End a process that a handler forked and that came back from it: what runs and waits here is its parent's."""
+        if os.getpid() != self._pid:
+            os._exit(FORKED)
 
     def _next(self, *, sync_only: bool = False) -> ClaimedJob | None:
         # From several threads: popleft is atomic, and the wrong one is put back where it was.

@@ -154,6 +154,7 @@ class Worker:
             adopt=self._adopt,
             known=self._known,
             alive=lambda: self.heartbeat.fresh,
+            backlog=lambda: self.writer.backlog,
         )
         self.slots.alive = lambda: self.heartbeat.fresh
         self.listener.on_wake = self.producer.woken
@@ -263,7 +264,7 @@ class Worker:
         def call() -> None:
             try:
                 hook(event)
-            except Exception:  # noqa: BLE001 - the user's code, logged
+            except BaseException:  # noqa: BLE001 - the user's code, logged; sys.exit() would end the thread of all hooks
                 _log.exception("on_dead of kind %s raised", event.kind, extra={"kind": event.kind, "job": event.id})
 
         self._hooks.submit(call)

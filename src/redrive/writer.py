@@ -123,6 +123,11 @@ class Writer(Service):
         return [one.job.id for one in [*list(self._done), *self._batch]] + list(self._aside)
 
     @property
+    def backlog(self) -> int:
+        """Outcomes on their way to the database, those that were set aside not counted."""
+        return len(self._done) + len(self._batch)
+
+    @property
     def unwritten(self) -> int:
         """Outcomes that wait for the database."""
         return len(self._done) + len(self._batch) + len(self._aside)

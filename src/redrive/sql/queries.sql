@@ -154,15 +154,17 @@ RETURNING id
 -- The common outcome, in a batch. The lease is locked_by, claims and the state; a row that doesn't come back was lost. The
 -- state is tested through an expression on purpose: a bare status = 'running' would be answered from jobs_running_idx,
 -- which holds every dead entry since the last vacuum, instead of the primary key.
--- Rows are locked in id order before they are written: left to the join, whose order the planner may change, two
--- batches that meet (a cancel, somebody's own UPDATE) deadlock.
+-- Each row is looked up and locked by itself, in the order given, which is that of the ids. A join would be the planner's
+-- to turn round: statistics from before the first claim say that nobody holds a lease, and the table would be read whole
+-- for every batch; and in another order two batches that meet (a cancel, somebody's own UPDATE) deadlock.
 WITH held AS MATERIALIZED (
     SELECT j.id
     FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
-    JOIN {jobs} j ON j.id = o.id
-    WHERE j.claims = o.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
-    ORDER BY j.id
-    FOR NO KEY UPDATE OF j
+    CROSS JOIN LATERAL (
+        SELECT id FROM {jobs}
+        WHERE id = o.id AND claims = o.claim AND locked_by = %(worker)s AND status || '' = 'running'
+        FOR NO KEY UPDATE
+    ) j
 )
 UPDATE {jobs} SET status = 'succeeded', updated_at = {clock}(), alone = false
 WHERE id = ANY(ARRAY(SELECT id FROM held))
@@ -187,7 +189,7 @@ WITH given AS (
                WHEN g.outcome = 'died' THEN 'dead'
                WHEN j.cancel_requested_at IS NOT NULL THEN 'failed'
                WHEN g.outcome = 'retried' AND j.attempts >= j.max_attempts THEN 'dead'
-               WHEN g.outcome = 'crashed' AND j.crashes + 1 >= %(max_crashes)s THEN 'dead'
+               WHEN g.outcome = 'crashed' AND j.crashes >= %(max_crashes)s - 1 THEN 'dead'
                WHEN j.expires_at <= {clock}() + make_interval(secs => g.delay) THEN 'dead'
                ELSE 'pending'
            END AS verdict,
@@ -195,20 +197,21 @@ WITH given AS (
                WHEN g.outcome IN ('succeeded', 'failed', 'died') THEN NULL
                WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled while it ran'
                WHEN g.outcome = 'retried' AND j.attempts >= j.max_attempts THEN NULL
-               WHEN g.outcome = 'crashed' AND j.crashes + 1 >= %(max_crashes)s
-                   THEN 'poison: it ended or tried to end its worker ' || j.crashes + 1 || ' times'
+               WHEN g.outcome = 'crashed' AND j.crashes >= %(max_crashes)s - 1
+                   THEN 'poison: it ended or tried to end its worker ' || j.crashes::bigint + 1 || ' times'
                WHEN j.expires_at <= {clock}() + make_interval(secs => g.delay)
                    THEN 'deadline: expires_at ' || j.expires_at || ' comes before the next try'
            END AS reason
     FROM given g
-    JOIN {jobs} j ON j.id = g.id
-    WHERE j.claims = g.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
-    ORDER BY j.id
-    FOR NO KEY UPDATE OF j -- a foreign key of the user's to the row, checked in an open transaction, is not in the way
+    CROSS JOIN LATERAL (
+        SELECT * FROM {jobs}
+        WHERE id = g.id AND claims = g.claim AND locked_by = %(worker)s AND status || '' = 'running'
+        FOR NO KEY UPDATE -- a foreign key of the user's to the row, checked in an open transaction, is not in the way
+    ) j
 ), finished AS (
     UPDATE {jobs} AS j
     SET status = h.verdict,
-        attempts = CASE WHEN h.outcome IN ('snoozed', 'handed_back', 'crashed') THEN greatest(j.attempts - 1, 0)
+        attempts = CASE WHEN h.outcome IN ('snoozed', 'handed_back', 'crashed') THEN greatest(j.attempts, 1) - 1
                         ELSE j.attempts END,
         run_at = CASE WHEN h.verdict = 'pending' THEN {clock}() + make_interval(secs => h.delay) ELSE j.run_at END,
         last_error = coalesce(h.reason || coalesce(E'\n' || h.last_error, ''), h.last_error, j.last_error),
@@ -222,7 +225,7 @@ WITH given AS (
         alone = CASE WHEN h.outcome = 'handed_back' AND h.verdict = 'pending' THEN j.alone ELSE false END,
         updated_at = {clock}()
     FROM held h
-    WHERE j.id = h.id
+    WHERE j.id = h.id AND j.id = ANY(ARRAY(SELECT id FROM held))
     RETURNING j.id, j.last_error
 ), recorded AS (
     INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, duration, worker, error_type, message,
@@ -241,7 +244,7 @@ FROM held h JOIN finished f ON f.id = h.id
 -- name: hand_back_strays
 -- Jobs that are this worker's by the table and not by its memory: the answer of a claim was lost on its way.
 UPDATE {jobs}
-SET status = 'pending', attempts = greatest(attempts - 1, 0), run_at = {clock}(), locked_at = NULL, locked_by = NULL,
+SET status = 'pending', attempts = greatest(attempts, 1) - 1, run_at = {clock}(), locked_at = NULL, locked_by = NULL,
     updated_at = {clock}()
 WHERE status = 'running' AND locked_by = %(worker)s AND NOT id = ANY(%(known)s::bigint[])
   AND locked_at <= {clock}() - make_interval(secs => %(age)s::float8)
@@ -251,8 +254,11 @@ RETURNING id
 -- Of outcomes that found no lease: which are there all the same, written by a try whose answer was lost.
 SELECT j.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
-JOIN {jobs} j ON j.id = o.id
-WHERE j.claims = o.claim AND j.locked_by = %(worker)s AND j.status <> 'running'
+CROSS JOIN LATERAL (
+    SELECT id FROM {jobs}
+    WHERE id = o.id AND claims = o.claim AND locked_by = %(worker)s AND status <> 'running'
+    LIMIT 1
+) j
 
 -- name: written_outcomes
 -- Of outcomes that found no lease: which a try whose answer was lost has written all the same, and as what. A retry and a
@@ -440,7 +446,7 @@ WITH RECURSIVE holders AS (
     SELECT o.*, c.crashed,
            CASE
                WHEN o.cancel_requested_at IS NOT NULL THEN 'failed'
-               WHEN c.crashed AND o.crashes + 1 >= %(max_crashes)s THEN 'dead'
+               WHEN c.crashed AND o.crashes >= %(max_crashes)s - 1 THEN 'dead'
                WHEN o.expires_at <= {clock}() THEN 'dead'
                ELSE 'pending'
            END AS verdict
@@ -453,8 +459,8 @@ WITH RECURSIVE holders AS (
     SELECT *,
            CASE
                WHEN verdict = 'failed' THEN 'cancelled; its worker ' || coalesce(locked_by, '(unnamed)') || ' was lost'
-               WHEN verdict = 'dead' AND crashed AND crashes + 1 >= %(max_crashes)s
-                   THEN 'poison: its worker died ' || crashes + 1 || ' times while it ran alone, the last was ' || locked_by
+               WHEN verdict = 'dead' AND crashed AND crashes >= %(max_crashes)s - 1
+                   THEN 'poison: its worker died ' || crashes::bigint + 1 || ' times while it ran alone, the last was ' || locked_by
                WHEN verdict = 'dead' THEN 'deadline: expires_at ' || expires_at || ' has passed; its worker '
                    || coalesce(locked_by, '(unnamed)') || ' was lost'
                ELSE 'worker lost: ' || coalesce(locked_by, '(unnamed)') || ' fell silent; reclaimed'
@@ -463,7 +469,7 @@ WITH RECURSIVE holders AS (
 ), reclaimed AS (
     UPDATE {jobs} AS j
     SET status = w.verdict,
-        attempts = greatest(j.attempts - 1, 0),
+        attempts = greatest(j.attempts, 1) - 1,
         crashes = CASE WHEN w.verdict = 'dead' THEN 0 WHEN w.crashed THEN j.crashes + 1 ELSE j.crashes END,
         alone = w.verdict = 'pending' AND coalesce(w.ours, false),
         run_at = CASE WHEN w.verdict = 'pending' THEN {clock}() ELSE j.run_at END,
