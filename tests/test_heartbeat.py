@@ -114,8 +114,8 @@ def test_a_sync_job_past_its_timeout_keeps_slot_and_lease_until_it_returns_cr_14
     wait_for(lambda: effects.ends(job))
     wait_for(lambda: status(conn, job) != "running")
     assert [effect.event for effect in effects.all(job=job)] == ["start", "end"]
-    # it looked at nothing and came to its end: its work is done, and so is the job
-    assert (status(conn, job), row(conn, job).attempts, failures(conn, job)) == ("succeeded", 1, [])
+    assert (status(conn, job), row(conn, job).attempts, row(conn, job).claims) == ("pending", 1, 1)
+    assert [failure.error_type for failure in failures(conn, job)] == ["TimeoutError"]
     assert judge.reaper._sweep_at
 
 
