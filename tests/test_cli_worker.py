@@ -285,7 +285,8 @@ def test_a_worker_behind_no_listen_polls(db, conn, app, wait_for):
         wait_for(lambda: conn.execute("select status from redrive.jobs").fetchone() == ("succeeded",))
         with psycopg.connect(db) as look:
             names = look.execute(
-                "select application_name from pg_stat_activity where application_name ~ 'redrive' and datname = current_database()"
+                "select application_name from pg_stat_activity "
+                "where application_name ~ 'redrive' and datname = current_database()"
             )
             assert not [name for (name,) in names if "listen" in name]
     finally:

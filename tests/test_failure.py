@@ -271,3 +271,14 @@ def test_the_fingerprint_is_the_same_in_every_process():
         for seed in ("1", "2")
     ]
     assert runs[0].stdout == runs[1].stdout != ""
+
+
+@pytest.mark.parametrize("trouble", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_not_even_an_exit_within_str_leaves_an_error_without_words(trouble):
+    """A Rust extension's panic is a BaseException too; the job would be left running."""
+
+    class Panics(Exception):
+        def __str__(self):
+            raise trouble
+
+    assert describe(Panics()).message == f"<no message: its __str__ raised {trouble.__name__}>"

@@ -19,7 +19,7 @@ from redrive.connections import Control
 from redrive.lanes import PAGE, Survey
 from redrive.listener import NoListener
 from redrive.migrate import migrate
-from redrive.producer import Producer
+from redrive.producer import BACKLOG_MOST, Producer
 from redrive.service import Database
 from redrive.slots import Slots
 from redrive.statements import named, run
@@ -39,6 +39,7 @@ class Rig:
         database = Database(WORKER)
         self.slots = Slots(queue.handlers, concurrency, lambda _finished: None)
         self.alive = True
+        self.backlog = 0
         self.producer = Producer(
             database,
             self.claim,
@@ -50,6 +51,7 @@ class Rig:
             adopt=lambda _job: None,
             known=self.slots.held,
             alive=lambda: self.alive,
+            backlog=lambda: self.backlog,
         )
 
     async def take(self, rounds: int = 1) -> list[Any]:
@@ -130,6 +132,29 @@ class TestClaim:
                 assert [(job.id, job.alone) for job in first] == [(suspects[0], True)]
                 others = await held.take(rounds=4)
                 assert plain in [job.id for job in others]
+
+        asyncio.run(scenario())
+
+    def test_nothing_is_taken_while_too_many_outcomes_wait_to_be_written(self, db, conn):
+        """All of them would run again after a crash."""
+        plain_insert(conn, "k")
+
+        async def scenario() -> None:
+            async with rig(db) as held:
+                held.backlog = BACKLOG_MOST
+                assert await held.take(3) == []
+                held.backlog -= 1
+                assert len(await held.take()) == 1
+
+        asyncio.run(scenario())
+
+    def test_suspects_follow_each_other_without_a_look_in_between(self, db, conn):
+        suspects = [plain_insert(conn, "k", alone=True) for _ in range(5)]
+
+        async def scenario() -> None:
+            async with rig(db, "k") as held:
+                found = [[job.id for job in await held.take(rounds=3)] for _ in suspects]
+                assert found == [[job_id] for job_id in suspects]
 
         asyncio.run(scenario())
 

@@ -226,6 +226,16 @@ def test_an_orphan_past_its_deadline_dies_and_a_cancelled_one_ends(conn):
     assert [failure.key for failure in failures(conn, poison)] == ["p"]
 
 
+def test_a_row_with_counts_at_their_limit_does_not_keep_the_others_from_being_reaped_cn_07(db, conn):
+    most = 2**31 - 1
+    odd = [running(conn, GONE, crashes=most, alone=True), running(conn, GONE, attempts=-most - 1)]
+    plain = running(conn, GONE)
+    a_worker(conn)
+    found = {one.id: one.status for one in reap(conn)}
+    assert found == {odd[0]: "dead", odd[1]: "pending", plain: "pending"}
+    assert str(most + 1) in row(conn, odd[0]).last_error
+
+
 def test_a_frozen_sentrys_session_is_ended_by_its_peers(queue, db, conn):
     """Whoever holds the lock and does not move would keep everybody asleep."""
     with (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +17,7 @@ from redrive import Queue
 from redrive.events import JobOverdue, JobStarted
 from redrive.executor import CANCELLED, SHUTDOWN, TIMED_OUT
 from redrive.outcome import Died, Failed, Finished, HandedBack, Retried, Succeeded
-from redrive.slots import PREFETCH_MOST, STALE_AFTER, TRIAL, Slots
+from redrive.slots import FORKED, PREFETCH_MOST, STALE_AFTER, TRIAL, Slots
 from support import wait_for
 from support_engine import claimed, hearing
 
@@ -636,3 +637,67 @@ class TestTimeouts:
                 await held.until(lambda: held.slots.empty)
 
         asyncio.run(scenario())
+
+
+class TestWhatHandlersLeaveBehind:
+    def test_a_cancel_that_comes_after_the_end_does_not_cost_the_slot(self, queue):
+        ran = []
+
+        @queue.handler("late")
+        async def late(payload, job):
+            asyncio.get_running_loop().call_later(0.02, asyncio.current_task().cancel)
+
+        @queue.handler("next")
+        async def follows(payload, job):
+            ran.append(job.id)
+
+        async def scenario():
+            async with rig(queue, 1) as held:
+                first, second = job("late"), job("next")
+                held.slots.add([first])
+                await held.until(lambda: held.outcome(first))
+                await asyncio.sleep(0.05)
+                held.slots.add([second])
+                await held.until(lambda: held.outcome(second))
+                assert ran == [second.id]
+
+        asyncio.run(scenario())
+
+    def test_a_slot_that_ends_all_the_same_is_replaced_and_told(self, queue, gate, caplog):
+        async def scenario():
+            async with rig(queue, 1) as held:
+                [task] = held.slots._tasks
+                held.slots._next = lambda: 1 / 0
+                held.slots.add([job("async")])
+                await held.until(task.done)
+                del held.slots._next
+                gate.open()
+                await held.until(lambda: held.slots.empty and held.done)
+
+        asyncio.run(scenario())
+        assert "a slot ended and is replaced" in caplog.text
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_a_forked_child_that_returns_runs_nothing_of_its_parents(self, queue, kind, tmp_path):
+        log = tmp_path / "ran"
+
+        def forks(payload, job):
+            with log.open("a") as file:
+                file.write(f"{job.id}\n")
+            if payload == 1 and os.fork() == 0:
+                return  # the child has forgotten to end
+
+        async def forks_async(payload, job):
+            forks(payload, job)
+
+        queue.handler("forks")(forks if kind == "sync" else forks_async)
+
+        async def scenario():
+            async with rig(queue, 1) as held:
+                held.slots.add([job("forks", "1"), job("forks", "2"), job("forks", "3")])
+                await held.until(lambda: len(held.done) == 3)
+
+        asyncio.run(scenario())
+        _, status = os.wait()
+        assert os.waitstatus_to_exitcode(status) == FORKED
+        assert len(log.read_text().split()) == 3

@@ -343,10 +343,12 @@ class Slots:
             self.on_free()
 
     def _feed(self) -> None:
-        for _ in range(len(self._ready) + (self._alone is not None)):
-            if not self._idle:
-                return
-            _set(self._idle.popleft())
+        needed = len(self._ready) + (self._alone is not None)
+        while needed and self._idle:
+            waiter = self._idle.popleft()
+            if not waiter.done():  # of a slot that woke by itself: it has put another in its place
+                waiter.set_result(None)
+                needed -= 1
 
     async def _wait(self) -> None:
         waiter: asyncio.Future[None] = self._loop.create_future()
