@@ -160,6 +160,22 @@ def test_a_connection_that_died_while_it_was_idle_is_replaced_without_an_error(d
     using(db, work)
 
 
+def test_a_connection_from_before_an_outage_that_others_met_is_not_trusted_cn_05(db):
+    """It may lead to a server that was demoted, where every look finds nothing, and no error."""
+
+    async def work(held):
+        outages = 0
+        held.outages = lambda: outages
+        [(before,)] = await held.run(say("select pg_backend_pid()"))
+        assert await held.run(say("select pg_backend_pid()")) == [(before,)]
+        outages = 1
+        [(after,)] = await held.run(say("select pg_backend_pid()"))
+        assert after != before
+        assert await held.run(say("select pg_backend_pid()")) == [(after,)]
+
+    using(db, work)
+
+
 def test_what_is_no_longer_meant_when_the_connection_is_there_is_not_said(db):
     async def work(held):
         return await held.run(say("select 1/0"), given=lambda: False)

@@ -295,7 +295,8 @@ def take_over(conn, inside, other):
     conn.execute("select pg_terminate_backend(%s, 1000)", (listener.pid,))
     [name] = wait_for(lambda: conn.execute("select name from redrive.workers where pid = %s", (other.pid,)).fetchone())
 
-    wait_for(lambda: "listen" in sessions(conn, name))
+    said = "select listener_pid from redrive.workers where name = %s"
+    wait_for(lambda: conn.execute(said, (name,)).fetchone()[0])
     asked = 0.0
 
     def watches():
@@ -305,6 +306,8 @@ def take_over(conn, inside, other):
             conn.execute("select pg_notify(%s, '')", (channel("redrive", name),))
         return sentries(conn) == [name]
 
+    wait_for(watches)
+    asleep(conn, name)  # the word may have come after, and woken it once more
     wait_for(watches)
     del listener.doze
 

@@ -92,6 +92,10 @@ class Control:
     def __init__(self, dsn: str, schema: str, name: str, *, timeout: float = STATEMENT_TIMEOUT) -> None:
         self.schema = schema
         self.facts: Facts | None = None
+        self.outages: Callable[[], int] = lambda: 0
+        """How often the database was lost so far. What was opened before the last time is opened anew: after a failover
+        it may still lead to the old server, which answers, and knows nothing."""
+        self._opened_in = 0
         self._dsn = dsn
         self._application = f"redrive {name}"
         self._timeout = timeout
@@ -134,9 +138,10 @@ class Control:
     async def open(self) -> psycopg.AsyncConnection[Any]:
         """Give the open connection, opening it if need be."""
         if (conn := self.connection) is not None:
-            if _has_server(conn):
+            if self._opened_in == self.outages() and _has_server(conn):
                 return conn
             self.drop()
+        self._opened_in = self.outages()
         try:
             self._conn, self.facts = await self._bounded(self._connect(), CONNECT_TIMEOUT + 5)
         except (TimeoutError, OSError) as error:

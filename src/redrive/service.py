@@ -29,6 +29,8 @@ class Database:
         self.worker = worker
         self.away_since = 0.0
         """Monotonic seconds; 0 while the database answers."""
+        self.outages = 0
+        """How often it has gone away."""
         self.error = ""
         self._missed_by: set[str] = set()
 
@@ -37,6 +39,7 @@ class Database:
         self.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if not self._missed_by:
             self.away_since = time.monotonic()
+            self.outages += 1
             emit(ConnectionLost(worker=self.worker, what=by, error=self.error))
         self._missed_by.add(by)
 

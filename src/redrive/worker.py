@@ -119,6 +119,8 @@ class Worker:
         settings = self.settings
         self._claim = self._control("claim")
         self._write = self._control("outcome")
+        for control in (self._claim, self._write):  # a heartbeat writes and a listener pings: they find out themselves
+            control.outages = lambda: self.database.outages
         self._beat = self._control("heartbeat")
         self._listen = Control(settings.listen_dsn or settings.database_url, settings.schema, f"listen {self.name}")
         self._hooks = Threads(1, "redrive-hooks")
