@@ -74,7 +74,7 @@ def test_no_database_at_all_names_the_flag_and_the_variables(words):
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)
 def test_a_database_without_the_tables_names_the_schema_and_the_remedy(empty_db, words):
     line = complaint(redrive(empty_db, *words, "--schema", "my-Queue", code=4))
-    assert line == 'schema "my-Queue" is not installed in this database: run `redrive migrate`'
+    assert line == 'schema "my-Queue" is not installed in this database: run `redrive migrate --schema my-Queue`'
 
 
 def test_a_role_that_may_not_read_the_tables_is_told_so_in_one_line(conn, db):
