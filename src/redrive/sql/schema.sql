@@ -64,9 +64,8 @@ COMMENT ON FUNCTION redrive.wake() IS 'wakes the worker that keeps watch, if one
 CREATE FUNCTION redrive.wake_on_insert() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
-DECLARE
-    one_slept boolean := "redrive"."wake"();
 BEGIN
+    PERFORM "redrive"."wake"();
     RETURN NULL;
 END $$;
 
@@ -267,4 +266,4 @@ CREATE INDEX jobs_running_idx ON redrive.jobs USING btree (locked_by, id) WHERE 
 
 ALTER INDEX redrive.jobs_archive_id_idx ATTACH PARTITION redrive.jobs_archive_default_id_idx;
 
-CREATE TRIGGER jobs_wake AFTER INSERT ON redrive.jobs FOR EACH STATEMENT EXECUTE FUNCTION redrive.wake_on_insert();
+CREATE TRIGGER jobs_wake BEFORE INSERT ON redrive.jobs FOR EACH STATEMENT WHEN ((NOT (pg_try_advisory_lock_shared('2840629984317346940'::bigint) AND pg_advisory_unlock_shared('2840629984317346940'::bigint)))) EXECUTE FUNCTION redrive.wake_on_insert();

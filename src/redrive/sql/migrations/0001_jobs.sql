@@ -115,14 +115,18 @@ BEGIN
 END $$;
 COMMENT ON FUNCTION {wake}() IS 'wakes the worker that keeps watch, if one does; says whether one did';
 
--- Every writer pays for this: expressions all the way, a PERFORM would be a query of its own.
 CREATE FUNCTION {schema}.wake_on_insert() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    one_slept boolean := {wake}();
 BEGIN
+    PERFORM {wake}();
     RETURN NULL;
 END $$;
-CREATE TRIGGER jobs_wake AFTER INSERT ON {jobs} FOR EACH STATEMENT EXECUTE FUNCTION {schema}.wake_on_insert();
+
+-- Every writer pays for this, so the look at the lock is a condition and not a function of ours: while a worker is awake
+-- none is called. BEFORE and not AFTER, which would queue an event for each statement; what is sent is sent at the commit
+-- either way.
+CREATE TRIGGER jobs_wake BEFORE INSERT ON {jobs} FOR EACH STATEMENT
+    WHEN (NOT (pg_try_advisory_lock_shared({lock}) AND pg_advisory_unlock_shared({lock})))
+    EXECUTE FUNCTION {schema}.wake_on_insert();
 
 -- enqueue() for triggers, pg_cron and other languages. Returns the id; where a live job has the key, that job's id.
 CREATE FUNCTION {schema}.enqueue(
