@@ -37,7 +37,7 @@ def demo(ctx: click.Context, *, once: bool, svg: Path | None) -> None:
         raise click.ClickException(f'the demo needs {" and ".join(missing)}: pip install "redrive[demo]"')
     from redrive.demo.stage import perform
 
-    attended = sys.stdin.isatty() or sys.stdout.isatty()
+    attended = sys.stdin.isatty() and sys.stdout.isatty()  # who redirects one of them presses no q
     ctx.exit(perform(stay=attended and not once, svg=svg))
 
 
