@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -14,14 +14,14 @@ from psycopg.rows import dict_row, namedtuple_row
 
 from redrive import Queue
 from redrive.events import Event, subscribe
-from redrive.job import ClaimedJob
+from redrive.job import EPOCH, ClaimedJob, Holder
 from redrive.worker import Worker
 from support import wait_for
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-def claimed(kind: str = "k", payload: str = "{}", **columns: Any) -> ClaimedJob:
+def claimed(kind: str = "k", payload: str = "{}", *, holder: Holder | None = None, **columns: Any) -> ClaimedJob:
     """Make a job as a claim would, without a database; *columns* go over those of a first try."""
     row: dict[str, Any] = {
         "id": 1,
@@ -38,10 +38,13 @@ def claimed(kind: str = "k", payload: str = "{}", **columns: Any) -> ClaimedJob:
         "metadata": None,
         "expires_in": None,
         "alone": False,
-    }
-    job = ClaimedJob(**(row | columns))
-    job.bind("here:1:abcdef", "redrive", None, None)
-    return job
+        "reclaims": 0,
+    } | columns
+    for name in ("run_at", "created_at"):
+        row[name] = (row[name] - EPOCH) // timedelta(microseconds=1)
+    holder = Holder("here:1:abcdef", "redrive") if holder is None else holder
+    *plain, alone, reclaims = row.values()
+    return ClaimedJob.on_trial(holder, [*plain, reclaims]) if alone else ClaimedJob(holder, plain)
 
 
 def drain(queue: Queue, **settings: Any) -> None:

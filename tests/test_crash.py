@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 
 import pytest
 
 from engine import APP, Effects, failures, insert, measured, row, states, status
 from redrive import Queue
-from redrive.job import ClaimedJob
 from redrive.outcome import HandedBack
 from redrive.slots import Slots
 from support import wait_for
+from support_engine import claimed
 
 LEASE = 1.5
 HASTY = ("--lease", str(LEASE))
@@ -224,10 +223,8 @@ def test_a_worker_that_is_not_sure_to_be_alive_begins_nothing_and_hands_it_back_
         slots = Slots(queue.handlers, 1, done.append)
         slots.alive = lambda: False
         slots.start()
-        now = datetime.now(UTC)
         jobs = [
-            ClaimedJob(number, kind, "1", 1, 5, 1, 0, 5, "", now, now, None, False, number == 2)
-            for number, kind in enumerate(("sync", "async", "sync"))
+            claimed(kind, "1", id=number, alone=number == 2) for number, kind in enumerate(("sync", "async", "sync"))
         ]
         slots.add(jobs[:2])
         slots.add_alone(jobs[2])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redrive.executor import CANCELLED, SHUTDOWN
-from redrive.job import Latest
+from redrive.job import Holder, Latest
 from support_engine import NOW, claimed
 
 
@@ -45,14 +45,13 @@ class TestClaimedJob:
     def test_the_idempotency_key_is_the_same_at_every_attempt_and_by_every_worker(self):
         """UN-07."""
         first = claimed(id=7)
-        again = claimed(id=7, attempts=3, claims=9, run_at=NOW + timedelta(hours=3))
-        again.bind("there:2:ghijkl", "redrive", None, None)
+        there = Holder("there:2:ghijkl", "redrive")
+        again = claimed(id=7, holder=there, attempts=3, claims=9, run_at=NOW + timedelta(hours=3))
         assert first.idempotency_key == again.idempotency_key
 
     def test_the_idempotency_key_differs_between_jobs_schemas_and_lives_of_a_table(self):
         """UN-07: a table that was emptied and restarted gives ids anew."""
-        other_schema = claimed(id=7)
-        other_schema.bind("here:1:abcdef", "other", None, None)
+        other_schema = claimed(id=7, holder=Holder("here:1:abcdef", "other"))
         jobs = [claimed(id=7), claimed(id=8), claimed(id=7, created_at=NOW + timedelta(microseconds=1)), other_schema]
         assert len({job.idempotency_key for job in jobs}) == 4
 

@@ -37,6 +37,8 @@ def attached(monkeypatch):
 def records(caplog):
     """What the logger "redrive" writes during the test."""
     caplog.set_level(logging.DEBUG, "redrive")
+    log.detach()
+    log.attach()
     seen: list[logging.LogRecord] = []
     listener = logging.Handler()
     listener.emit = seen.append
@@ -122,6 +124,14 @@ def test_secrets_in_errors_are_hidden_op_04(records):
 def test_a_long_error_is_cut_pe_05(records):
     emit(JobDied(**JOB, duration=1, error="x" * 1_000_000))
     assert len(records[0].getMessage()) < 700
+
+
+def test_where_debug_is_off_what_happens_to_every_job_is_not_even_put_together(caplog, records):
+    log.detach()
+    caplog.set_level(logging.INFO, "redrive")
+    log.attach()
+    assert not events.heard(JobSucceeded)
+    assert events.heard(JobFailed)
 
 
 def test_attaching_twice_logs_once_and_detaching_ends_it(records):

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from redrive import Queue
 from redrive.connections import Control
+from redrive.job import Holder
 from redrive.lanes import PAGE, Survey
 from redrive.listener import NoListener
 from redrive.migrate import migrate
@@ -45,10 +46,9 @@ class Rig:
             self.claim,
             self.slots,
             NoListener(database, self.ears, self.claim, WORKER),
-            worker=WORKER,
+            holder=Holder(WORKER, "redrive"),
             kinds=kinds,
             poll=5.0,
-            adopt=lambda _job: None,
             known=self.slots.held,
             alive=lambda: self.alive,
             backlog=lambda: self.backlog,

@@ -28,6 +28,12 @@ def job(kind: str, payload: str = "{}", **columns: Any) -> Any:
     return claimed(kind, payload, id=next(NUMBER), **columns)
 
 
+def ended(one: Any, seconds: float) -> Finished:
+    """A job that has succeeded just now, after so many seconds."""
+    one.started = time.monotonic() - seconds
+    return Finished(one, Succeeded(), seconds)
+
+
 class Gate:
     """A sync and an async kind whose jobs stay until they are let go; counts how many are inside at once."""
 
@@ -219,7 +225,7 @@ class TestRoom:
 
         async def scenario():
             async with rig(queue, 4) as held:
-                held.slots._end(Finished(job("k"), Succeeded(), seconds))
+                held.slots._end(ended(job("k"), seconds))
                 assert held.slots.ahead("k") == pytest.approx(ahead, abs=1)
                 assert held.slots.ahead("other") == 0, "not measured yet"
                 assert held.slots.room() == 4 + held.slots.ahead("k")
@@ -235,9 +241,9 @@ class TestRoom:
         async def scenario():
             async with rig(queue, 4) as held:
                 held.slots.add(job("async") for _ in range(3))
-                held.slots._end(Finished(job("slow"), Succeeded(), 10.0))
+                held.slots._end(ended(job("slow"), 10.0))
                 for _ in range(200):
-                    held.slots._end(Finished(job("quick"), Succeeded(), 0.0001))
+                    held.slots._end(ended(job("quick"), 0.0001))
                 assert held.slots.room() > 100
                 assert held.slots.share("slow") == 1
                 assert held.slots.share("quick") > 100
@@ -249,7 +255,7 @@ class TestRoom:
     def test_when_nothing_has_ended_for_a_while_nothing_more_is_prefetched(self, queue, gate):
         async def scenario():
             async with rig(queue, 2) as held:
-                held.slots._end(Finished(job("async"), Succeeded(), 0.001))
+                held.slots._end(ended(job("async"), 0.001))
                 held.slots.add([job("async")])
                 await held.until(lambda: gate.inside == 1)
                 assert held.slots.room() > 1

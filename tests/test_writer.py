@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import support
-from redrive.connections import Control
+from redrive.connections import Control, conninfo
 from redrive.events import JobDied, JobFailed, JobHandedBack, JobRetried, JobSnoozed, JobSucceeded, LeaseLost
 from redrive.failure import describe
 from redrive.job import ClaimedJob
@@ -686,7 +686,8 @@ class TestLockOrder:
         count, batch, analyzed = table
         ids = self.shuffled(conn, count, analyzed=analyzed)[:batch]
         middle = ids[batch // 2]
-        with psycopg.connect(db) as holder, psycopg.connect(db) as waiter:
+        as_a_worker = conninfo(db, application="test", nonce="0")
+        with psycopg.connect(db) as holder, psycopg.connect(as_a_worker) as waiter:
             holder.execute("select from redrive.jobs where id = %s for update", [middle])
             waiting = threading.Thread(target=run, args=(waiter, self.statement(name, ids)))
             waiting.start()

@@ -63,6 +63,8 @@ def conninfo(dsn: str, *, application: str, nonce: str | None = None) -> str:
     options = [str(given["options"])] if given.get("options") else []
     if nonce is not None:
         options += ["-c jit=off", r"-c default_transaction_isolation=read\ committed", "-c lock_timeout=2s"]
+        # Every statement of a worker has its index, whatever the statistics say, and locks rows in the order of that.
+        options += ["-c enable_seqscan=off", "-c enable_bitmapscan=off"]
         options += [f"-c redrive.session={nonce}", _ALIVE_THERE]
     several = "," in str(given.get("host", ""))
     extra = {"target_session_attrs": "read-write"} if several else {}

@@ -8,15 +8,16 @@ That keeps every rule about retries in this one module, and testable without Pos
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
-import time
+from contextvars import Context, copy_context
+from time import monotonic as _now
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from redrive.backoff import Backoff, clamp_delay, seconds_until_retry
 from redrive.errors import Dead, Discard, Retry, Snooze, Verdict
 from redrive.failure import LAST_ERROR_LIMIT, FailureText, describe, storable
-from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Outcome, Retried, Snoozed, Succeeded
+from redrive.outcome import DONE, Crashed, Died, Failed, Finished, HandedBack, Outcome, Retried, Snoozed, Succeeded
 from redrive.payload import encode_result
 from redrive.text import clip
 
@@ -55,80 +56,102 @@ class Executable(Protocol):
 
 async def execute(job: ClaimedJob, handler: Executable) -> Finished:
     """Run an async handler on the loop, in a context of its own, and judge the result."""
-    if (verdict := _not_to_be_run(job)) is not None:
-        return Finished(job, verdict, None)
-    job.started = time.monotonic()
+    begun = begin(job, handler)
+    return begun if isinstance(begun, Finished) else await begun
+
+
+def begin(job: ClaimedJob, handler: Executable) -> Finished | Coroutine[Any, Any, Finished]:
+    """Run an async handler as far as its first pause; gives what it came to, or the rest of it, to be awaited.
+
+    Many end before they pause, and those need neither a task nor a coroutine around them.
+    """
+    job.started = now = _now()
+    if now >= job.deadline or job.attempt > job.max_attempts:
+        return Finished(job, _not_to_be_run(job), None)
+    context = copy_context()
     try:
-        result = await _InOwnContext(handler.call, job)
+        coroutine = context.run(handler.call, job)
+        if coroutine.__class__ is not CoroutineType and not hasattr(coroutine, "send"):
+            # A wrapper around an async function gave a future, or what came of it.
+            if not hasattr(coroutine, "__await__"):
+                return Finished(job, _returned(job, handler, coroutine), _now() - now)
+            coroutine = coroutine.__await__()
+    except BaseException as error:  # noqa: BLE001 - every way out of a handler has an outcome
+        return Finished(job, _judge(job, handler, error), _now() - now)
+    try:
+        waits_for = context.run(coroutine.send, None)
+    except StopIteration as end:
+        return Finished(job, _returned(job, handler, end.value), _now() - now)
+    except BaseException as error:  # noqa: BLE001 - as above
+        return Finished(job, _judge(job, handler, error), _now() - now)
+    return _rest(job, handler, _InOwnContext(context, coroutine, waits_for))
+
+
+async def _rest(job: ClaimedJob, handler: Executable, running: _InOwnContext) -> Finished:
+    try:
+        result = await running
     except BaseException as error:  # noqa: BLE001 - every way out of a handler has an outcome
         outcome = _judge(job, handler, error)
     else:
         outcome = _returned(job, handler, result)
-    return Finished(job, outcome, time.monotonic() - job.started)
+    return Finished(job, outcome, _now() - job.started)
 
 
 def execute_here(job: ClaimedJob, handler: Executable) -> Finished:
     """Run a sync handler in the calling thread, in a context of its own, and judge the result."""
-    if (verdict := _not_to_be_run(job)) is not None:
-        return Finished(job, verdict, None)
-    job.started = time.monotonic()
+    job.started = now = _now()
+    if now >= job.deadline or job.attempt > job.max_attempts:
+        return Finished(job, _not_to_be_run(job), None)
     try:
-        result = contextvars.copy_context().run(handler.call, job)
-        if asyncio.iscoroutine(result):
+        result = copy_context().run(handler.call, job)
+        if result is not None and asyncio.iscoroutine(result):
             result.close()
             raise TypeError(f"the handler of {job.kind!r} returned a coroutine: write it as `async def`")  # noqa: TRY301
     except BaseException as error:  # noqa: BLE001 - every way out of a handler has an outcome
         outcome = _judge(job, handler, error)
     else:
         outcome = _returned(job, handler, result)
-    return Finished(job, outcome, time.monotonic() - job.started)
+    return Finished(job, outcome, _now() - now)
 
 
 class _InOwnContext:
-    """Await a coroutine, each step of it inside one copied context, without the price of a task.
+    """Await the rest of a coroutine, each step of it inside one copied context, without the price of a task.
 
     A context variable that a handler sets is gone with its job, as it would be in a task of its own.
     """
 
-    __slots__ = ("_call", "_job")
+    __slots__ = ("_context", "_coroutine", "_waits_for")
 
-    def __init__(self, call: Callable[[ClaimedJob], Coroutine[Any, Any, Any]], job: ClaimedJob) -> None:
-        self._call = call
-        self._job = job
+    def __init__(self, context: Context, coroutine: Any, waits_for: Any) -> None:
+        self._context = context
+        self._coroutine = coroutine
+        self._waits_for = waits_for
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        context = contextvars.copy_context()
-        coroutine: Any = context.run(self._call, self._job)
-        if not hasattr(coroutine, "send"):  # a wrapper around an async function gave a future, or what came of it
-            if not hasattr(coroutine, "__await__"):
-                return coroutine
-            coroutine = coroutine.__await__()
-        step: Callable[..., Any] = coroutine.send
-        value: Any = None
+        context, coroutine, waits_for = self._context, self._coroutine, self._waits_for
+        step: Callable[..., Any]
         while True:
-            try:
-                waits_for = context.run(step, value)
-            except StopIteration as end:
-                return end.value
             try:
                 value, step = (yield waits_for), coroutine.send
             except BaseException as error:  # noqa: BLE001 - thrown on into the handler, as `yield from` does
                 value, step = error, coroutine.throw
+            try:
+                waits_for = context.run(step, value)
+            except StopIteration as end:
+                return end.value
 
 
-def _not_to_be_run(job: ClaimedJob) -> Outcome | None:
+def _not_to_be_run(job: ClaimedJob) -> Outcome:
     if job.expired:
         return Died(_said("DeadlinePassed", "deadline: expires_at passed before the job could run"))
-    if job.attempt > job.max_attempts:
-        spent = f"{job.attempt - 1} of {job.max_attempts} were used"
-        return Died(_said("AttemptsExhausted", f"no attempt left: {spent}"))
-    return None
+    spent = f"{job.attempt - 1} of {job.max_attempts} were used"
+    return Died(_said("AttemptsExhausted", f"no attempt left: {spent}"))
 
 
 def _returned(job: ClaimedJob, handler: Executable, result: Any) -> Outcome:
     if job.stopped or job.stop_reason == TIMED_OUT:  # late is failed, for sync handlers as for async ones
         return _stopped(job, handler)
-    return Succeeded(encode_result(result))
+    return DONE if result is None else Succeeded(encode_result(result))
 
 
 def _stopped(job: ClaimedJob, handler: Executable) -> Outcome:

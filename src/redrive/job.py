@@ -10,15 +10,27 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import datetime
+    from collections.abc import Callable, Sequence
 
 LIVE = ("pending", "running")
 FINISHED = ("succeeded", "failed", "dead")
 STATES = LIVE + FINISHED
+
+EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+"""From which Postgres counts the microseconds of a timestamptz, in its binary format."""
+_FIRST = (datetime(1, 1, 2, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
+_LAST = (datetime(9999, 1, 1, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
+
+_from_json = json.JSONDecoder().raw_decode  # what Postgres wrote from jsonb has no white space around it
+
+
+def moment(microseconds: int) -> datetime:
+    """Read a time as Postgres sends it; what Python has no room for, infinity too, becomes the first or last it has."""
+    return EPOCH + timedelta(microseconds=min(max(microseconds, _FIRST), _LAST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,84 +72,62 @@ class Job:
     metadata: dict[str, Any] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds the lease of a claimed job, and what becomes of what it asks for."""
+
+    name: str
+    schema: str
+    progress: Callable[[ClaimedJob, Any], None] | None = None
+    complete: Callable[[ClaimedJob, Any, Any], Any] | None = None
+
+
 class ClaimedJob:
     """The job that a handler is running: its second parameter, where it has one."""
 
-    __slots__ = (
-        "_complete",
-        "_metadata",
-        "_payload",
-        "_progress",
-        "_told",
-        "alone",
-        "attempt",
-        "claim",
-        "completed",
-        "crashes",
-        "created_at",
-        "deadline",
-        "id",
-        "kind",
-        "lane",
-        "lost",
-        "max_attempts",
-        "priority",
-        "reclaims",
-        "run_at",
-        "schema",
-        "started",
-        "stop_reason",
-        "worker",
-    )
+    # Made for every job that runs, so what is the same for nearly all of them stands here, and what is seldom asked for
+    # is worked out when it is. Hence also no __slots__: they allow no values of the class.
+    alone = False
+    """It may have killed its worker, and is on trial."""
+    reclaims = 0
+    """How often its worker was lost; asked for where it is on trial."""
+    deadline: float = float("inf")
+    """When expires_at has passed, in monotonic seconds of this process."""
+    started = 0.0
+    lost = False
+    """The lease is gone: another worker may run this job, and nothing written about it here will count."""
+    completed = False
+    """The handler recorded success in its own transaction."""
+    stop_reason = ""
+    _told = False
 
-    def __init__(  # noqa: PLR0917 - a row of the claim, positional by nature
-        self,
-        id: int,  # noqa: A002 - the column's name
-        kind: str,
-        payload: str,
-        attempts: int,
-        max_attempts: int,
-        claims: int,
-        crashes: int,
-        priority: int,
-        lane: str,
-        run_at: datetime,
-        created_at: datetime,
-        metadata: str | None,
-        expires_in: float | None,
-        alone: bool,  # noqa: FBT001
-        reclaims: int = 0,
-    ) -> None:
-        self.id = id
-        self.kind = kind
-        self._payload = payload
-        self.attempt = attempts
-        """1 at the first try."""
-        self.max_attempts = max_attempts
-        self.claim = claims
-        self.crashes = crashes
-        self.priority = priority
-        self.lane = lane
-        self.run_at = run_at
-        self.created_at = created_at
-        self._metadata = metadata
-        self.deadline = float("inf") if expires_in is None else time.monotonic() + expires_in
-        """When expires_at has passed, in monotonic seconds of this process."""
-        self.alone = alone
-        """It may have killed its worker, and is on trial."""
-        self.reclaims = reclaims
-        """How often its worker was lost; asked for where it is on trial."""
-        self.worker = ""
-        self.schema = ""
-        self.started = 0.0
-        self.lost = False
-        """The lease is gone: another worker may run this job, and nothing written about it here will count."""
-        self.completed = False
-        """The handler recorded success in its own transaction."""
-        self.stop_reason = ""
-        self._told = False
-        self._progress: Callable[[ClaimedJob, Any], None] | None = None
-        self._complete: Callable[[ClaimedJob, Any, Any], Any] | None = None
+    def __init__(self, holder: Holder, row: Sequence[Any]) -> None:
+        """Take a row of the claim; its times in microseconds since 2000, as Postgres sends them."""
+        (
+            self.id,
+            self.kind,
+            self._payload,
+            self.attempt,
+            self.max_attempts,
+            self.claim,
+            self.crashes,
+            self.priority,
+            self.lane,
+            self.due,
+            self._created,
+            self._metadata,
+            expires_in,
+        ) = row
+        self._holder = holder
+        if expires_in is not None:
+            self.deadline = time.monotonic() + expires_in
+
+    @classmethod
+    def on_trial(cls, holder: Holder, row: Sequence[Any]) -> ClaimedJob:
+        """Take a row of the claim of a job that may have killed its worker."""
+        job = cls(holder, row[:-1])
+        job.alone, job.reclaims = True, row[-1]
+        return job
 
     def __repr__(self) -> str:
         return f"<job {self.id} {self.kind!r}, attempt {self.attempt} of {self.max_attempts}>"
@@ -149,7 +139,27 @@ class ClaimedJob:
         Raises:
             ValueError: when Python can't hold what a stranger wrote; it is the job's failure and no one else's.
         """
-        return json.loads(self._payload)
+        return _from_json(self._payload)[0]
+
+    @property
+    def worker(self) -> str:
+        """The name of the worker that holds the lease."""
+        return self._holder.name
+
+    @property
+    def schema(self) -> str:
+        """The schema of the tables."""
+        return self._holder.schema
+
+    @property
+    def run_at(self) -> datetime:
+        """When it was due, as near as Python's datetime comes."""
+        return moment(self.due)
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was enqueued, as near as Python's datetime comes."""
+        return moment(self._created)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -159,7 +169,7 @@ class ClaimedJob:
     @property
     def idempotency_key(self) -> str:
         """The same text at every attempt of this job, for the mail provider or the payment API to tell a repeat by."""
-        return f"{self.schema}-{self.id}-{int(self.created_at.timestamp() * 1_000_000):x}"
+        return f"{self.schema}-{self.id}-{self._created % 2**64:x}"
 
     @property
     def expired(self) -> bool:
@@ -169,7 +179,7 @@ class ClaimedJob:
     @property
     def last_attempt(self) -> bool:
         """Whether a failure of this try would be the job's death."""
-        return self.attempt >= self.max_attempts
+        return bool(self.attempt >= self.max_attempts)
 
     @property
     def should_stop(self) -> bool:
@@ -193,21 +203,10 @@ class ClaimedJob:
         self.stop_reason = reason
         self._told = self._told or told
 
-    def bind(
-        self,
-        worker: str,
-        schema: str,
-        progress: Callable[[ClaimedJob, Any], None] | None,
-        complete: Callable[[ClaimedJob, Any, Any], Any] | None,
-    ) -> None:
-        """Tie the job to the worker that claimed it."""
-        self.worker, self.schema = worker, schema
-        self._progress, self._complete = progress, complete
-
     def progress(self, value: Any) -> None:
         """Show *value* (any JSON) as the job's progress; the newest is written about once a second."""
-        if self._progress is not None:
-            self._progress(self, value)
+        if self._holder.progress is not None:
+            self._holder.progress(self, value)
 
     def complete(self, connection: Any, result: Any = None) -> Any:
         """Record success in the transaction of *connection*, so that the handler's own writes and it are one commit.
@@ -217,9 +216,9 @@ class ClaimedJob:
         Raises:
             LeaseLost: when this job isn't the worker's any more: roll back.
         """
-        if self._complete is None:
+        if self._holder.complete is None:
             raise RuntimeError("job.complete() needs a job that a worker is running")
-        return self._complete(self, connection, result)
+        return self._holder.complete(self, connection, result)
 
 
 @dataclass(slots=True)

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+
+from redrive.job import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from redrive.job import ClaimedJob
 
-HEAD = (datetime(1, 1, 1, tzinfo=UTC), -(2**63))
-LOOK_BACK = timedelta(seconds=2)
+HEAD = (-(2**63), -(2**63))
+LOOK_BACK = 2_000_000
 PATIENCE = 20
 """A look from the head is followed by a pause of this many times its own duration."""
 SLOW = 0.005
@@ -38,7 +40,8 @@ class Lane:
     priority: int
     name: str
     rich: bool = True
-    mark: tuple[datetime, int] = HEAD
+    mark: tuple[int, int] = HEAD
+    """How far it was claimed: run_at in microseconds since 2000, and id."""
     seen: float = 0.0
 
 
@@ -48,7 +51,7 @@ class Plan:
 
     lanes: Sequence[Lane]
     quotas: Sequence[int]
-    marks: Sequence[tuple[datetime, int]]
+    marks: Sequence[tuple[int, int]]
     limit: int
     head: bool
     """Lanes that are known to be poor are looked at from their heads. A lane never claimed from always is."""
@@ -62,7 +65,7 @@ class Plan:
             "priorities": [lane.priority for lane in self.lanes],
             "lanes": [lane.name for lane in self.lanes],
             "quotas": list(self.quotas),
-            "marks": ["-infinity" if mark is HEAD else mark[0].isoformat() for mark in self.marks],
+            "marks": [_time(mark[0]) for mark in self.marks],
             "mark_ids": [mark[1] for mark in self.marks],
             "limit": self.limit,
         }
@@ -148,7 +151,7 @@ class Lanes:
                 self._sweep_at = now + max(1.0, pause)
         found: dict[tuple[str, int, str], list[ClaimedJob]] = {}
         for job in jobs:
-            found.setdefault((job.kind, job.priority, job.lane), []).append(job)
+            found.setdefault(_by_lane(job), []).append(job)
         ordered: list[ClaimedJob] = []
         full = len(jobs) >= plan.limit
         for lane, quota in zip(plan.lanes, plan.quotas, strict=True):
@@ -173,7 +176,7 @@ class Lanes:
         """Whether a lane is known to hold more than was taken."""
         return any(lane.rich for lane in self._lanes.values())
 
-    def _start(self, lane: Lane, *, head: bool, sweep: bool) -> tuple[datetime, int]:
+    def _start(self, lane: Lane, *, head: bool, sweep: bool) -> tuple[int, int]:
         if sweep or (head and not lane.rich) or lane.mark is HEAD:
             return HEAD
         if lane.rich:
@@ -186,5 +189,11 @@ class Lanes:
         return lane
 
 
-def _by_time(job: ClaimedJob) -> tuple[datetime, int]:
-    return job.run_at, job.id
+def _time(microseconds: int) -> str:
+    """Spell a mark; before the first year that Python knows, it is the head."""
+    there = moment(microseconds)
+    return there.isoformat() if there > moment(HEAD[0]) else "-infinity"
+
+
+_by_lane = attrgetter("kind", "priority", "lane")
+_by_time = attrgetter("due", "id")

@@ -84,11 +84,16 @@ _lost: set[str] = set()  # names of workers
 
 
 def attach() -> Callable[[], None]:
-    """Begin to log every event, once however often it is called; returns the function that ends it."""
+    """Begin to log events, once however often it is called; returns the function that ends it.
+
+    Those of level DEBUG only where that is on by now: two of them for every job are dear.
+    """
     global _detach  # noqa: PLW0603 - subscriptions are per process, and so is this one
     with _lock:
         if _detach is None:
-            _detach = events.subscribe(write)
+            quiet = not _log.isEnabledFor(logging.DEBUG)
+            logged = [kind for kind, (level, *_) in _RECORDS.items() if not (quiet and level <= logging.DEBUG)]
+            _detach = events.subscribe(write, *logged)
     return detach
 
 

@@ -75,12 +75,15 @@ class HandedBack:
     name: ClassVar[str] = "handed_back"
 
 
+DONE = Succeeded()
+"""The outcome of nearly every job, and one value for all of them."""
+
 _RETRY = f"{Retry.__module__}.{Retry.__qualname__}"
 
 Outcome = Succeeded | Retried | Snoozed | Failed | Died | Crashed | HandedBack
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     """One job's outcome on its way to the database."""
 
@@ -91,7 +94,7 @@ class Finished:
     @property
     def plain(self) -> bool:
         """Whether it succeeded and there is nothing more to be said: what ``succeed_jobs`` writes."""
-        return self.outcome.__class__ is Succeeded and self.outcome.result is None
+        return self.outcome is DONE or self.outcome == DONE
 
     @property
     def error(self) -> str:

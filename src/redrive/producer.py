@@ -19,12 +19,12 @@ from redrive.statements import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from redrive.connections import Control
-    from redrive.job import ClaimedJob
+    from redrive.job import ClaimedJob, Holder
     from redrive.listener import Listener
     from redrive.slots import Slots
+    from redrive.statements import Statement
 
 MOMENT = 0.002
 """The pause awake, before the worker begins to fall asleep."""
@@ -67,10 +67,9 @@ class Producer(Service):
         slots: Slots,
         listener: Listener,
         *,
-        worker: str,
+        holder: Holder,
         kinds: Sequence[str],
         poll: float,
-        adopt: Callable[[ClaimedJob], None],
         known: Callable[[], list[int]],
         alive: Callable[[], bool],
         backlog: Callable[[], int] = lambda: 0,
@@ -81,10 +80,9 @@ class Producer(Service):
         self._control = control
         self._slots = slots
         self._listener = listener
-        self._worker = worker
+        self._holder = holder
         self._kinds = list(kinds)
         self._poll = poll
-        self._adopt = adopt
         self._known = known
         self._alive = alive
         self._backlog = backlog
@@ -98,7 +96,7 @@ class Producer(Service):
         self._vain_at = 0.0
         self._explained = False
         self._woken = False
-        self._starved = False
+        self._slots.starved = False
         self._asked = self._question = self._vain_looks = 0
         self._in_doubt = False
         self._audit_at = time.monotonic() + AUDIT_EVERY
@@ -132,12 +130,12 @@ class Producer(Service):
         await self.hand_back_strays()
         if self._trial_is_due():
             return await self._hold_trial()
-        self._starved = True  # before looking: a slot that is freed in a thread meanwhile wakes this loop
+        self._slots.starved = True  # before looking: a slot that is freed in a thread meanwhile wakes this loop
         room = min(CLAIM_MOST, self._slots.room())
         if room <= 0:
             await self._let_another_watch()
             return self._poll
-        self._starved = False
+        self._slots.starved = False
         if self._woken:
             self._woken = False
             return await self._after_wake_up(room)
@@ -246,7 +244,7 @@ class Producer(Service):
         now = time.monotonic()
         self._trial_was_last = False
         plan = self._lanes.plan(room, self._slots.share, now)
-        jobs = await self._take("claim_jobs", {**plan.params(), "worker": self._worker})
+        jobs = await self._take(store.claim(self._holder, **plan.params()))
         after = time.monotonic()
         self._slots.add(self._lanes.claimed(plan, jobs, after - now, after))
         return jobs
@@ -266,21 +264,17 @@ class Producer(Service):
             if time.monotonic() >= self._survey_at + SUSPECT_AFTER:
                 await self._survey()  # another worker may have taken it
             return TRIAL_LOOK
-        params: dict[str, Any] = {"kinds": self._kinds, "worker": self._worker}
-        if jobs := await self._take("claim_alone", params):
+        if jobs := await self._take(store.claim_alone(self._holder, kinds=self._kinds)):
             self._trial_was_last, self.found = True, True
             self._slots.add_alone(jobs[0])
         else:
             self._suspects_since = 0.0
         return 0.0
 
-    async def _take(self, name: str, params: dict[str, Any]) -> list[ClaimedJob]:
-        statement = store.claim(self._control.schema, name, **params)
+    async def _take(self, claim: Statement[ClaimedJob]) -> list[ClaimedJob]:
         self._in_doubt = True
-        jobs = await self._control.run(statement)
+        jobs = await self._control.run(claim)
         self._in_doubt = False
-        for job in jobs:
-            self._adopt(job)
         return jobs
 
     async def hand_back_strays(self) -> None:
@@ -290,7 +284,7 @@ class Producer(Service):
             return
         age = 0.0 if self._in_doubt else AUDIT_AGE
         await self._control.run(
-            named("hand_back_strays", self._control.schema, worker=self._worker, known=self._known(), age=age)
+            named("hand_back_strays", self._control.schema, worker=self._holder.name, known=self._known(), age=age)
         )
         self._in_doubt, self._audit_at = False, now + AUDIT_EVERY
 
@@ -311,6 +305,6 @@ class Producer(Service):
 
     def _slot_freed(self) -> None:
         # Called for every job, from the loop and from threads.
-        if self._starved and self._slots.room() > 0:
-            self._starved = False
+        if self._slots.starved and self._slots.room() > 0:
+            self._slots.starved = False
             self._loop.call_soon_threadsafe(self.wake)

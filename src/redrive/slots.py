@@ -15,12 +15,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from redrive.events import JobOverdue, JobStarted, emit, heard
-from redrive.executor import CANCELLED, LOST, SHUTDOWN, TIMED_OUT, execute, execute_here
+from redrive.executor import CANCELLED, LOST, SHUTDOWN, TIMED_OUT, begin, execute_here
 from redrive.outcome import Finished, HandedBack
 from redrive.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
+    from typing import Any
 
     from redrive.handlers import Handlers
     from redrive.job import ClaimedJob
@@ -38,7 +39,10 @@ TRIAL_GROWS = 4
 TRIAL_LONGEST = 3600.0
 FORKED = 70
 """The exit code of a process that a handler forked and did not end."""
-_BREATH = 64
+BREATH = 0.002
+"""Seconds that one slot goes from job to job without letting the loop turn."""
+ALIVE_FOR = 0.005
+"""Seconds for which the answer holds that this worker lives. A freeze is longer, and the next look comes after it."""
 
 _log = logging.getLogger("redrive")
 
@@ -50,6 +54,8 @@ class Slots:
         self.concurrency = concurrency
         self.running: dict[int, ClaimedJob] = {}
         """Jobs whose handler has begun. Read from other threads too."""
+        self.starved = False
+        """Whether :attr:`on_free` is to be called when a slot is free, from the loop or from a thread."""
         self.on_free: Callable[[], None] = lambda: None
         self.on_acquitted: Callable[[ClaimedJob], None] = lambda _job: None
         """Told of a job whose trial is over, though it runs on."""
@@ -59,15 +65,17 @@ class Slots:
         self._done = done
         self._ready: deque[ClaimedJob] = deque()
         self._alone: ClaimedJob | None = None
-        self._waiting_since = 0.0
+        self._waiting_since = self._alive_at = 0.0
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task_of: dict[int, asyncio.Task[None]] = {}
+        self._each: float | None = None
+        """Seconds that a job takes, of the usual mixture; and by kind."""
         self._seconds: dict[str, float] = {}
         self._last_end = 0.0
         self._lent = 0
         self._closing = False
-        self._pid = os.getpid()
+        self._forks = _forks
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency, "redrive")
 
@@ -128,7 +136,7 @@ class Slots:
 
     def ahead(self, kind: str = "") -> int:
         """How many jobs of *kind* (or of the usual mixture) may wait for a slot: about 100 ms of their work."""
-        each = self._seconds.get(kind)
+        each = self._seconds.get(kind) if kind else self._each
         if each is None or (self.running and time.monotonic() - self._last_end > STALE_AFTER):
             return 0
         return min(PREFETCH_MOST, int(self.concurrency * PREFETCH_SECONDS / max(each, 1e-6)))
@@ -228,35 +236,44 @@ class Slots:
     async def _slot(self) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a slot is a task by construction
-        without_pause = 0
+        breath = time.monotonic()
         while True:
             job = self._next()
             if job is None:
-                without_pause = 0
-                try:
-                    await self._wait()
-                except asyncio.CancelledError:
-                    if self._closing:
-                        raise
-                    task.uncancel()  # a handler that has ended left a cancel behind it, which was not meant for us
+                await self._pause(task, self._wait())
+                breath = time.monotonic()
                 continue
             handler = self._handlers.demand(job.kind)
-            if handler.is_async:
-                self._begin(job)
-                self._task_of[job.id] = task
-                finished = await execute(job, handler)
-                self._still_here()
-                del self._task_of[job.id]
-                while task.cancelling():
-                    task.uncancel()
-                self._end(finished)
-                without_pause += 1
-                if without_pause >= _BREATH:
-                    without_pause = 0
-                    await asyncio.sleep(0)
-            else:
-                self._begin(job)
+            self.running[job.id] = job
+            if heard(JobStarted):
+                _tell_start(job)
+            if not handler.is_async:
                 await self._lend(job)
+                breath = time.monotonic()
+                continue
+            finished = begin(job, handler)
+            if not isinstance(finished, Finished):
+                self._task_of[job.id] = task
+                finished = await finished
+                del self._task_of[job.id]
+                breath = time.monotonic()
+            self._still_here()
+            self._end(finished)
+            if task.cancelling() or self._last_end - breath > BREATH:
+                await self._pause(task, asyncio.sleep(0))
+                breath = time.monotonic()
+
+    async def _pause(self, task: asyncio.Task[None], pause: Coroutine[Any, Any, None]) -> None:
+        """Wait between two jobs. A cancel that the last handler left behind ends here and never reaches the next."""
+        while task.cancelling():
+            task.uncancel()
+        try:
+            await pause
+        except asyncio.CancelledError:
+            if self._closing:
+                raise
+            while task.cancelling():
+                task.uncancel()
 
     async def _lend(self, job: ClaimedJob) -> None:
         """Lend this slot to a thread until no sync job is next."""
@@ -275,14 +292,16 @@ class Slots:
                 self._still_here()
                 self._end(finished)
                 if (job := self._next(sync_only=True)) is not None:
-                    self._begin(job)
+                    self.running[job.id] = job
+                    if heard(JobStarted):
+                        _tell_start(job)
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the worker went without us
                 self._loop.call_soon_threadsafe(_set, back)
 
     def _still_here(self) -> None:
         """End a process that a handler forked and that came back from it: what runs and waits here is its parent's."""
-        if os.getpid() != self._pid:
+        if _forks != self._forks:
             os._exit(FORKED)
 
     def _next(self, *, sync_only: bool = False) -> ClaimedJob | None:
@@ -295,8 +314,11 @@ class Slots:
             if sync_only and self._handlers.demand(job.kind).is_async:
                 self._ready.appendleft(job)
                 return None
-            if self.alive():
-                self._waiting_since = time.monotonic()
+            now = time.monotonic()
+            if now - self._alive_at > ALIVE_FOR and self.alive():
+                self._alive_at = now
+            if now - self._alive_at <= ALIVE_FOR:
+                self._waiting_since = now
                 return job
             self._refuse(job)
 
@@ -314,24 +336,21 @@ class Slots:
         self._done(Finished(job, HandedBack(), None))
         self.on_free()
 
-    def _begin(self, job: ClaimedJob) -> None:
-        job.started = time.monotonic()
-        self.running[job.id] = job
-        if heard(JobStarted):
-            emit(JobStarted(id=job.id, kind=job.kind, attempt=job.attempt, worker=job.worker))
-
     def _end(self, finished: Finished) -> None:
         job = finished.job
         self.running.pop(job.id, None)
         if job is self._alone:
             self._alone = None
-        self._last_end = time.monotonic()
-        if finished.duration is not None:
-            for name in ("", job.kind):  # "" is the usual mixture
-                before = self._seconds.get(name, finished.duration)
-                self._seconds[name] = before + 0.1 * (finished.duration - before)
+        if (took := finished.duration) is None:
+            self._last_end = time.monotonic()
+        else:
+            self._last_end = job.started + took
+            self._each = took if self._each is None else self._each + 0.1 * (took - self._each)
+            before = self._seconds.get(job.kind, took)
+            self._seconds[job.kind] = before + 0.1 * (took - before)
         self._done(finished)
-        self.on_free()
+        if self.starved:
+            self.on_free()
 
     def _end_trial(self, now: float) -> None:
         job = self._alone
@@ -358,6 +377,23 @@ class Slots:
     def _limit(self, job: ClaimedJob) -> float | None:
         handler = self._handlers.get(job.kind)
         return handler.timeout if handler is not None else None
+
+
+def _tell_start(job: ClaimedJob) -> None:
+    emit(JobStarted(id=job.id, kind=job.kind, attempt=job.attempt, worker=job.worker))
+
+
+_forks = 0
+"""How many forks lie between the first process and this one."""
+
+
+def _forked() -> None:
+    global _forks  # noqa: PLW0603 - asked for every job, and dearly if it were asked of the kernel
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _set(waiter: asyncio.Future[None]) -> None:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from psycopg import AsyncCursor, Cursor, errors
-from psycopg.rows import namedtuple_row
+from psycopg.rows import namedtuple_row, scalar_row
 
 from redrive.sql import query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from psycopg import AsyncConnection, Connection
+    from psycopg.abc import Loader
     from psycopg.rows import BaseRowFactory
     from psycopg.sql import Composed
 
@@ -35,6 +36,8 @@ class Statement(Generic[T]):
     row: BaseRowFactory[T]
     params: Mapping[str, Any] | None = None
     binary: bool = False
+    loaders: Sequence[tuple[str, type[Loader]]] = ()
+    """How values of certain types are read, where the driver's way is not wanted."""
 
 
 def named(name: str, schema: str, /, **params: Any) -> Statement[Any]:
@@ -42,9 +45,20 @@ def named(name: str, schema: str, /, **params: Any) -> Statement[Any]:
     return Statement(query(name, schema), namedtuple_row, params)
 
 
+def numbered(name: str, schema: str, /, **params: Any) -> Statement[int]:
+    """Build the statement *name* of ``queries.sql`` whose answer is ids: they come as plain numbers."""
+    return Statement(query(name, schema), scalar_row, params, binary=True)
+
+
+def as_array(numbers: list[int]) -> str:
+    """Spell an array of numbers, which the server reads quicker than it converts one of another width."""
+    return f"{{{str(numbers)[1:-1]}}}"
+
+
 def run(conn: Connection[Any], statement: Statement[T]) -> list[T]:
     """Run *statement* on the caller's connection, within whatever transaction it is in."""
     with noted(), Cursor(conn, row_factory=statement.row) as cursor:
+        _prepare(cursor, statement)
         cursor.execute(statement.sql, statement.params, binary=statement.binary)
         return cursor.fetchall() if _answers(cursor) else []
 
@@ -53,6 +67,7 @@ async def arun(conn: AsyncConnection[Any], statement: Statement[T]) -> list[T]:
     """Run *statement* on the caller's async connection."""
     with noted():
         async with AsyncCursor(conn, row_factory=statement.row) as cursor:
+            _prepare(cursor, statement)
             await cursor.execute(statement.sql, statement.params, binary=statement.binary)
             return await cursor.fetchall() if _answers(cursor) else []
 
@@ -67,6 +82,11 @@ def noted() -> Iterator[None]:
             "redrive is not installed in this database and schema, or is too old there: run `redrive migrate`"
         )
         raise
+
+
+def _prepare(cursor: Cursor[Any] | AsyncCursor[Any], statement: Statement[Any]) -> None:
+    for type_name, loader in statement.loaders:
+        cursor.adapters.register_loader(type_name, loader)
 
 
 def _answers(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from psycopg.rows import class_row, namedtuple_row
+from psycopg.types.numeric import Int8BinaryLoader
 
 from redrive.errors import InvalidOption, InvalidPayload
-from redrive.job import STATES, ClaimedJob, Job
+from redrive.job import STATES, ClaimedJob, Holder, Job
 from redrive.payload import encode
 from redrive.settings import seconds
 from redrive.sql import query
@@ -147,9 +149,21 @@ def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None) -> Iterab
             raise
 
 
-def claim(schema: str, how: str, **params: Any) -> Statement[ClaimedJob]:
-    """Take due jobs, by ``claim_jobs`` or ``claim_alone``; the columns stand as ClaimedJob takes them."""
-    return Statement(query(how, schema), lambda _cursor: lambda row: ClaimedJob(*row), params, binary=True)
+def claim(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
+    """Take due jobs for *holder*; the columns stand as ClaimedJob takes them."""
+    return _claim("claim_jobs", holder, partial(ClaimedJob, holder), params)
+
+
+def claim_alone(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
+    """Take one job that may have killed its worker, for its trial."""
+    return _claim("claim_alone", holder, partial(ClaimedJob.on_trial, holder), params)
+
+
+def _claim(name: str, holder: Holder, row: Callable[..., ClaimedJob], params: dict[str, Any]) -> Statement[ClaimedJob]:
+    # Times are read as the number that comes, which is quick and can hold what Python's datetime can't.
+    params |= {"worker": holder.name}
+    times = (("timestamptz", Int8BinaryLoader),)
+    return Statement(query(name, holder.schema), lambda _cursor: row, params, binary=True, loaders=times)
 
 
 def get(schema: str, job_id: int) -> Statement[Job]:

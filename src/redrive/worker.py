@@ -24,6 +24,7 @@ from redrive.connections import Control, is_outage
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
 from redrive.heartbeat import Heartbeat
+from redrive.job import Holder
 from redrive.listener import Listener, NoListener
 from redrive.migrate import demand_migrated
 from redrive.producer import Producer
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from redrive.handlers import Handlers
-    from redrive.job import ClaimedJob
     from redrive.settings import Settings
 
 WATCH_EVERY = 0.1
@@ -150,10 +150,9 @@ class Worker:
             self._claim,
             self.slots,
             self.listener,
-            worker=self.name,
+            holder=Holder(self.name, settings.schema, self.writer.put_progress, complete),
             kinds=self.kinds,
             poll=settings.poll,
-            adopt=self._adopt,
             known=self._known,
             alive=lambda: self.heartbeat.fresh,
             backlog=lambda: self.writer.backlog,
@@ -169,9 +168,6 @@ class Worker:
 
     def _control(self, role: str) -> Control:
         return Control(self.settings.database_url, self.settings.schema, f"{role} {self.name}")
-
-    def _adopt(self, job: ClaimedJob) -> None:
-        job.bind(self.name, self.settings.schema, self.writer.put_progress, complete)
 
     def _known(self) -> list[int]:
         return [*self.slots.held(), *self.writer.held()]

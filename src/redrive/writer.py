@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from psycopg import AsyncConnection, Connection
@@ -35,7 +36,7 @@ from redrive.outcome import (
 )
 from redrive.payload import encode_result
 from redrive.service import FOR_EVER, Database, Service
-from redrive.statements import Statement, arun, named, run
+from redrive.statements import Statement, arun, as_array, named, numbered, run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -95,7 +96,8 @@ class Writer(Service):
     def put(self, finished: Finished) -> None:
         """Take an outcome, from the loop or from a handler's thread."""
         self._done.append(finished)
-        self._call()
+        if not self._woken:
+            self._call()
 
     def put_progress(self, job: ClaimedJob, value: Any) -> None:
         """Take a job's progress; the newest wins."""
@@ -169,16 +171,14 @@ class Writer(Service):
         self.wake()
 
     def _take(self) -> list[Finished]:
-        taken: list[Finished] = []
-        while self._done and len(taken) < BATCH:
-            taken.append(self._done.popleft())
-        return sorted(taken, key=_by_id)
+        take = self._done.popleft  # others only append
+        return sorted((take() for _ in range(min(len(self._done), BATCH))), key=_by_id)
 
     async def _write(self, batch: Sequence[Finished], *, again: bool) -> None:
         """Write a batch; *again* where it may have been written already and the answer was lost."""
-        completed = [one for one in batch if one.job.completed]
         plain = [one for one in batch if one.plain and not one.job.completed]
-        others = [one for one in batch if not one.plain and not one.job.completed]
+        others = [one for one in batch if not one.plain and not one.job.completed] if len(plain) < len(batch) else []
+        completed = [one for one in batch if one.job.completed] if len(plain) + len(others) < len(batch) else []
         if completed:
             others = sorted(others + await self._rolled_back(completed), key=_by_id)
         if plain:
@@ -250,13 +250,20 @@ class Writer(Service):
         return FOR_EVER if soonest is None else max(0.01, soonest - time.monotonic())
 
     async def _succeed(self, batch: Sequence[Finished], *, again: bool) -> None:
-        found = await self._ids("succeed_jobs", batch)
-        if len(found) < len(batch):
-            await self._not_ours([one for one in batch if one.job.id not in found], again=again)
-        if heard(JobSucceeded):
-            for one in batch:
-                if one.job.id in found:
-                    emit(event(one, "succeeded"))
+        params: dict[str, Any] = {
+            "ids": as_array([one.job.id for one in batch]),
+            "claims": as_array([one.job.claim for one in batch]),
+            "worker": self._worker,
+        }
+        found = await self._control.run(numbered("succeed_jobs", self._control.schema, **params))
+        if len(found) == len(batch) and not heard(JobSucceeded):
+            return
+        there = set(found)
+        ours = {one.job.id: one for one in batch if one.job.id in there}  # of two claims of a job the later one counts
+        if len(ours) < len(batch):
+            await self._not_ours([one for one in batch if ours.get(one.job.id) is not one], again=again)
+        for one in ours.values():
+            emit(event(one, "succeeded"))
 
     async def _finish(self, batch: Sequence[Finished], *, again: bool) -> None:
         params = {"worker": self._worker, "max_crashes": self._max_crashes, **parameters(batch)}
@@ -287,14 +294,11 @@ class Writer(Service):
         return back
 
     async def _written(self, batch: Sequence[Finished]) -> set[int]:
-        return await self._ids("was_written", batch)
+        return {row.id for row in await self._ask("was_written", batch)}
 
     async def _locked(self, batch: Sequence[Finished]) -> set[int]:
         ids = [one.job.id for one in batch]
         return {row.id for row in await self._control.run(named("locked_jobs", self._control.schema, ids=ids))}
-
-    async def _ids(self, name: str, batch: Sequence[Finished]) -> set[int]:
-        return {row.id for row in await self._ask(name, batch)}
 
     async def _ask(self, name: str, batch: Sequence[Finished]) -> list[Any]:
         params: dict[str, Any] = {
@@ -374,5 +378,4 @@ def _completed(job: ClaimedJob, rows: list[Any]) -> None:
     job.completed = True
 
 
-def _by_id(one: Finished) -> int:
-    return int(one.job.id)
+_by_id = attrgetter("job.id", "job.claim")

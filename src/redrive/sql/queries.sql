@@ -90,22 +90,24 @@ LIMIT %(page)s
 --   rows that it takes. The limits inside and outside are pulled row by row, so nothing is locked and left.
 -- * It is MATERIALIZED because a subquery that the planner may run again would lock and take more than its LIMIT.
 -- * SKIP LOCKED leaves rows of other workers alone; their lock and their change of state are this one statement.
--- * The UPDATE names its rows by = ANY(ARRAY(…)): joined FROM due, the LIMIT is guessed to be a tenth of the lane and
---   the whole table is joined.
+-- * The UPDATE goes to its rows by ctid, which no statistics can turn into another plan and which saves a second descent
+--   of the primary key. The lock holds each row where it is. Only a row that was changed between snapshot and lock is
+--   locked at a place that this snapshot can't see: it is left as it was, for the next claim.
 -- * (run_at, id) > mark starts where this worker last stopped, over the dead entries that a long transaction keeps.
 --   The worker passes -infinity to look from the head.
 -- * `NOT alone`: what may have killed its worker is claimed by claim_alone, with nothing beside it.
+-- * (SELECT {clock}()) is said once a statement, {clock}() once a row.
 --
--- Payloads come as text and times within what Python can hold, and counts stay below their limit: one odd row must not
--- spoil the answer for the others.
+-- Payloads come as text, times as they are sent (see store.claim), and counts stay below their limit: one odd row must
+-- not spoil the answer for the others.
 --
 -- The index is jobs_claim_idx (kind, priority, lane, run_at, id) WHERE status = 'pending'.
 WITH due AS MATERIALIZED (
-    SELECT j.id
+    SELECT j.tid
     FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[], %(quotas)s::int[],
                 %(marks)s::timestamptz[], %(mark_ids)s::bigint[]) AS l(kind, priority, lane, quota, mark, mark_id)
     CROSS JOIN LATERAL (
-        SELECT id FROM {jobs}
+        SELECT ctid AS tid FROM {jobs}
         WHERE status = 'pending' AND kind = l.kind AND priority = l.priority AND lane = l.lane
           AND (run_at, id) > (l.mark, l.mark_id) AND run_at <= {clock}() AND NOT alone
         ORDER BY run_at, id
@@ -116,18 +118,17 @@ WITH due AS MATERIALIZED (
 )
 UPDATE {jobs}
 SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
-    locked_at = {clock}(), locked_by = %(worker)s, updated_at = {clock}()
-WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
-          greatest(run_at, '0001-01-02 00:00+00') AS run_at, least(greatest(created_at, '0001-01-02 00:00+00'), '9999-01-01 00:00+00') AS created_at,
-          metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - {clock}())::float8
-                               WHEN expires_at < {clock}() THEN -1 END AS expires_in, false AS alone, 0 AS reclaims
+    locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
+WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
+RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
+          metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
+                               WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in
 
 -- name: claim_alone
 -- Take one job that may have killed its worker, for a trial with nothing new beside it. The state is tested through an
 -- expression: before the first ANALYZE half of all jobs count as `alone`, and jobs_claim_idx would be walked whole.
 WITH due AS MATERIALIZED (
-    SELECT id FROM {jobs}
+    SELECT ctid AS tid FROM {jobs}
     WHERE alone AND status || '' = 'pending' AND kind = ANY(%(kinds)s::text[]) AND run_at <= {clock}()
     ORDER BY run_at, id
     FOR UPDATE SKIP LOCKED
@@ -135,12 +136,11 @@ WITH due AS MATERIALIZED (
 )
 UPDATE {jobs}
 SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
-    locked_at = {clock}(), locked_by = %(worker)s, updated_at = {clock}()
-WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane,
-          greatest(run_at, '0001-01-02 00:00+00') AS run_at, least(greatest(created_at, '0001-01-02 00:00+00'), '9999-01-01 00:00+00') AS created_at,
-          metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - {clock}())::float8
-                               WHEN expires_at < {clock}() THEN -1 END AS expires_in, true AS alone,
+    locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
+WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
+RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
+          metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
+                               WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in,
           (SELECT count(*)::int FROM {failures} f WHERE f.job_id = {jobs}.id AND f.error_type = 'WorkerLost') AS reclaims
 
 -- name: acquit_job
@@ -152,22 +152,14 @@ RETURNING id
 
 -- name: succeed_jobs
 -- The common outcome, in a batch. The lease is locked_by, claims and the state; a row that doesn't come back was lost. The
--- state is tested through an expression on purpose: a bare status = 'running' would be answered from jobs_running_idx,
--- which holds every dead entry since the last vacuum, instead of the primary key.
--- Each row is looked up and locked by itself, in the order given, which is that of the ids. A join would be the planner's
--- to turn round: statistics from before the first claim say that nobody holds a lease, and the table would be read whole
--- for every batch; and in another order two batches that meet (a cancel, somebody's own UPDATE) deadlock.
-WITH held AS MATERIALIZED (
-    SELECT j.id
-    FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
-    CROSS JOIN LATERAL (
-        SELECT id FROM {jobs}
-        WHERE id = o.id AND claims = o.claim AND locked_by = %(worker)s AND status || '' = 'running'
-        FOR NO KEY UPDATE
-    ) j
-)
-UPDATE {jobs} SET status = 'succeeded', updated_at = {clock}(), alone = false
-WHERE id = ANY(ARRAY(SELECT id FROM held))
+-- ids come sorted: the primary key is walked in their order, which is that of the locks (a bitmap would be another, and
+-- is off on our connections), and each id finds its claim at its own place among them.
+-- The state is tested through an expression on purpose: a bare status = 'running' would be answered from
+-- jobs_running_idx, which holds every dead entry since the last vacuum. And nothing is joined: a join would be the
+-- planner's to turn round, and by statistics from before the first claim the table would be read whole for every batch.
+UPDATE {jobs} SET status = 'succeeded', updated_at = (SELECT {clock}()), alone = false
+WHERE id = ANY(%(ids)s::bigint[]) AND claims = (%(claims)s::int[])[width_bucket(id, %(ids)s::bigint[])]
+  AND locked_by = %(worker)s AND status || '' = 'running'
 RETURNING id
 
 -- name: finish_jobs

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redrive import store
 from redrive.errors import InvalidOption, RedriveError
 from redrive.events import JobDied, JobStarted, LeaseLost, emit
-from redrive.job import Latest
+from redrive.job import Holder, Latest
 from redrive.lanes import Lanes, Survey
 from redrive.outcome import Finished, HandedBack, event, parameters, uncommitted
 from redrive.payload import encode_result
@@ -163,6 +163,7 @@ class _Bench:
     def _claim(self) -> Generator[Any, Any, list[ClaimedJob]]:
         """Take everything that is due, before any of it runs, as a worker with free slots does."""
         jobs: list[ClaimedJob] = []
+        holder = Holder(self._worker, self._schema, self._note, complete)
         while True:
             lanes, survey = Lanes(self._kinds), Survey(self._kinds)
             while survey.more:
@@ -171,15 +172,13 @@ class _Bench:
             if not due:
                 break
             plan = lanes.plan(AT_ONCE, lambda _kind: AT_ONCE, 0.0)
-            taken = yield store.claim(self._schema, "claim_jobs", **plan.params(), worker=self._worker)
+            taken = yield store.claim(holder, **plan.params())
             if not taken:
                 break
             jobs += taken
-        while taken := (yield store.claim(self._schema, "claim_alone", kinds=self._kinds, worker=self._worker)):
+        while taken := (yield store.claim_alone(holder, kinds=self._kinds)):
             jobs += taken
-        for job in jobs:
-            job.bind(self._worker, self._schema, self._note, complete)
-        return sorted(jobs, key=lambda job: (job.priority, job.run_at, job.id))
+        return sorted(jobs, key=lambda job: (job.priority, job.due, job.id))
 
     def _one(self, job: ClaimedJob) -> Generator[Any, Any, tuple[Result, BaseException | None]]:
         """Run one job, write what became of it and tell those who listen."""
