@@ -800,3 +800,52 @@ CREATE TABLE IF NOT EXISTS {migrations} (
 
 -- name: record_migration
 INSERT INTO {migrations} (version, name) VALUES ({version}, {name})
+
+
+------------------------------------------------------------------------------------------------ what redrive bench says
+-- All of it in a scratch schema of its own. Rates and waits are read from the rows afterwards: what was measured is what
+-- is in the table, and nothing is asked of the database while it works.
+
+-- name: bench_leftovers
+SELECT nspname::text AS name FROM pg_namespace WHERE nspname LIKE 'redrive\_bench\_%%' ORDER BY 1
+
+-- name: bench_place
+SELECT current_database()::text AS database, current_user::text AS role, version() AS server,
+       current_setting('server_version') AS server_version, pg_is_in_recovery() AS standby
+
+-- name: bench_counters
+-- Of the whole server and the whole database: other traffic is in them.
+SELECT (pg_current_wal_lsn() - '0/0'::pg_lsn)::float8 AS wal,
+       (SELECT (xact_commit + xact_rollback)::float8 FROM pg_stat_database WHERE datname = current_database()) AS transactions
+
+-- name: bench_last_id
+SELECT coalesce(max(id), 0) AS id FROM {jobs}
+
+-- name: bench_unfinished
+-- Backwards along the primary key, where the last job is found at once for as long as it waits.
+SELECT id FROM {jobs} WHERE id > %(after)s::bigint AND status || '' <> 'succeeded' ORDER BY id DESC LIMIT 1
+
+-- name: bench_drained
+-- From the first claim to the last outcome, by the database's clock: each is the time at which its statement began.
+SELECT count(*) FILTER (WHERE status = 'succeeded') AS jobs, count(*) AS rows,
+       extract(epoch FROM max(updated_at) - min(locked_at))::float8 AS seconds
+FROM {jobs} WHERE id > %(after)s::bigint
+
+-- name: bench_backlog
+-- The most jobs that were in the table and not ended at one moment.
+WITH steps AS (
+    SELECT created_at AS at, 1 AS step FROM {jobs}
+    UNION ALL
+    SELECT updated_at, -1 FROM {jobs} WHERE status = 'succeeded'
+), levels AS (
+    SELECT sum(step) OVER (ORDER BY at, step DESC ROWS UNBOUNDED PRECEDING) AS level FROM steps
+)
+SELECT coalesce(max(level), 0)::bigint AS most,
+       (SELECT count(*) FROM {jobs} WHERE status <> 'succeeded' OR updated_at > (SELECT max(created_at) FROM {jobs})) AS last
+FROM levels
+
+-- name: bench_clear
+TRUNCATE {jobs}, {failures}, {workers}
+
+-- name: bench_drop
+DROP SCHEMA IF EXISTS {schema} CASCADE
