@@ -7,7 +7,7 @@ TESTS  ?=
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format types imports check contract demo clean
+.PHONY: help setup test lint format types imports check contract plans demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ check: lint types imports test ## All of the above
 contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its script lies beside the checkout
 	@if [ -f $(CONTRACT) ]; then $(BIN)/python -m redrive.dev_server -- $(BIN)/python $(CONTRACT); \
 	else echo "contract: skipped, no $(CONTRACT)"; fi
+
+plans: $(VENV)/.dev ## Pin the plans of the hot statements at half a million rows: some minutes
+	$(BIN)/python -m pytest -m plans --durations 0 $(TESTS)
 
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo

@@ -63,6 +63,8 @@ def conninfo(dsn: str, *, application: str, nonce: str | None = None) -> str:
     options = [str(given["options"])] if given.get("options") else []
     if nonce is not None:
         options += ["-c jit=off", r"-c default_transaction_isolation=read\ committed", "-c lock_timeout=2s"]
+        # A plan that was made while the table was small is kept, and would read all of it once it has grown.
+        options += ["-c enable_seqscan=off"]
         options += [f"-c redrive.session={nonce}", _ALIVE_THERE]
     several = "," in str(given.get("host", ""))
     extra = {"target_session_attrs": "read-write"} if several else {}

@@ -8,7 +8,8 @@
 -- The live job of the same key is looked for first, so that a duplicate burns no id; ON CONFLICT settles the race.
 -- No row at all means that the rival was committed after this snapshot and is gone or not yet visible: say it again.
 WITH existing AS (
-    SELECT id FROM {jobs} WHERE key = %(key)s::text AND status IN ('pending', 'running')
+    SELECT id FROM {jobs}
+    WHERE %(key)s::text IS NOT NULL AND key = %(key)s::text AND status IN ('pending', 'running')
 ), created AS (
     INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
     SELECT %(kind)s::text, %(payload)s::text::jsonb,
@@ -300,7 +301,11 @@ UPDATE {jobs} SET locked_at = {clock}() WHERE id = ANY(ARRAY(SELECT id FROM held
 -- Which of the jobs running here were asked to stop, and which are not this worker's any more.
 SELECT g.id, j.cancel_requested_at IS NOT NULL AND j.id IS NOT NULL AS cancelled, j.id IS NULL AS lost
 FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS g(id, claim)
-LEFT JOIN {jobs} j ON j.id = g.id AND j.claims = g.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
+LEFT JOIN LATERAL (
+    SELECT id, cancel_requested_at FROM {jobs}
+    WHERE id = g.id AND claims = g.claim AND locked_by = %(worker)s AND status || '' = 'running'
+    LIMIT 1 -- a lookup a row, whatever the statistics say: without it this is a join, and reads the whole table
+) j ON true
 WHERE j.id IS NULL OR j.cancel_requested_at IS NOT NULL
 
 -- name: write_progress
