@@ -4,10 +4,14 @@ PYTHON ?= python3
 # how many tests at once, and what else pytest is told: make test TESTS="tests/test_migrate.py -x"
 JOBS   ?= 2
 TESTS  ?=
+# of make soak
+MINUTES ?= 15
+RATE    ?= 800
+WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format types imports check contract plans bench-peers demo clean
+.PHONY: help setup test lint format types imports check contract plans soak bench-peers demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +43,9 @@ contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its scrip
 
 plans: $(VENV)/.dev ## Pin the plans of the hot statements at half a million rows: some minutes
 	$(BIN)/python -m pytest -m plans --durations 0 $(TESTS)
+
+soak: $(VENV)/.dev ## A steady load under long transactions: make soak MINUTES=60 RATE=800 WORKERS=1
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --rate $(RATE) --workers $(WORKERS) --out benchmarks/soak
 
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo
