@@ -11,7 +11,7 @@ WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format types imports check contract plans soak bench-peers demo clean
+.PHONY: help setup test lint format types imports check contract plans bench bench-page soak bench-peers demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,12 @@ soak: $(VENV)/.dev ## A steady load under long transactions: make soak MINUTES=6
 
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo
+
+bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentieth, BENCH_PG=15 for another Postgres
+	$(BIN)/python -m benchmarks
+
+bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md
+	$(BIN)/python -m benchmarks page
 
 bench-peers: $(VENV)/.dev ## Measure redrive beside other job queues (make bench-peers ARGS="--quick --peers redrive,pgqueuer")
 	$(BIN)/python -m benchmarks.peers $(ARGS)
