@@ -31,7 +31,8 @@ IDLE = 60.0
 """Seconds after which a child that has nothing to do is given up."""
 LOOK_EVERY = 0.1
 FAREWELL = 2.0
-"""Seconds that a child gets to end by itself, with what the application does at its exit."""
+LAST_FAREWELL = 0.5
+"""Seconds that a child gets to end by itself, with what the application does at its exit; and when its worker ends."""
 GONE_WITHIN = 1.0
 
 Done = tuple["Outcome", bool]
@@ -223,17 +224,17 @@ class Children:
         """See off all that are idle, and wait until those that were told to end have ended."""
         for idle in list(self._idle.values()):
             for child in list(idle):
-                self._give_up(child)
+                self._give_up(child, LAST_FAREWELL)
         if self._ending:
             await asyncio.wait(self._ending, timeout=FAREWELL + GONE_WITHIN)
 
-    def _give_up(self, child: Child) -> None:
+    def _give_up(self, child: Child, farewell: float = FAREWELL) -> None:
         for idle in self._idle.values():
             if child in idle:
                 idle.remove(child)
         if child.expiry is not None:
             child.expiry.cancel()
-        self._see_off(child, FAREWELL)
+        self._see_off(child, farewell)
 
     def _see_off(self, child: Child, farewell: float = 0.0) -> asyncio.Task[int | None]:
         task = asyncio.ensure_future(child.end(farewell))
