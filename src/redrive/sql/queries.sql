@@ -729,6 +729,29 @@ WITH RECURSIVE found AS (
 SELECT kind, extract(epoch FROM {clock}() - greatest(min(run_at), '1970-01-01 00:00+00'))::float8 AS age FROM found WHERE run_at <= {clock}()
 GROUP BY kind ORDER BY age DESC
 
+-- name: horizon_holder
+-- Where many dead rows are kept: who keeps them, by holding the oldest transaction that some reader might still need. Most
+-- often a session; a prepared transaction or a replication slot does it as well, and outlives its session.
+SELECT h.what, h.name, h.application, h.state, h.seconds, s.n_dead_tup AS dead
+FROM (
+    SELECT 'session' AS what, pid::text AS name, application_name AS application, state,
+           extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds,
+           greatest(age(backend_xmin), age(backend_xid)) AS held
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+    UNION ALL
+    SELECT 'prepared transaction', gid, '', 'prepared', extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)
+    FROM pg_prepared_xacts WHERE database = current_database()
+    UNION ALL
+    SELECT 'replication slot', slot_name::text, '', CASE WHEN active THEN 'active' ELSE 'not active' END, NULL, age(xmin)
+    FROM pg_replication_slots
+) h
+CROSS JOIN pg_stat_user_tables s
+WHERE s.schemaname = {schema_name} AND s.relname = 'jobs' AND s.n_dead_tup >= %(many)s AND h.held IS NOT NULL
+  AND coalesce(h.seconds >= %(age)s::float8, true)
+ORDER BY h.held DESC
+LIMIT 1
+
 -- name: silent_holders
 -- Who holds running jobs and has been silent for so many leases that the reapers of others should have taken them back.
 SELECT j.locked_by AS worker, count(*) AS jobs,
