@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.peers import catalog, environments, report, scenarios
+from benchmarks.peers import catalog, environments, machine, report, scenarios
 from benchmarks.peers.bench import QUICK, Bench, Scale
 from benchmarks.peers.catalog import CHECKOUT, Environment, System
 from benchmarks.peers.child import Failed
@@ -23,6 +23,7 @@ from benchmarks.peers.results import Results
 from benchmarks.peers.rounds import Patience, Rounds
 from benchmarks.peers.server import Server, binaries
 from benchmarks.peers.stage import Ready, meet
+from redrive.errors import NoDatabase
 
 EXAMPLES = """
   python -m benchmarks.peers --quick --peers redrive,pgqueuer
@@ -36,15 +37,15 @@ EXAMPLES = """
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and write peers.json and RESULTS.md."""
     given = _parser().parse_args(arguments)
-    major = int(os.environ["BENCH_PG"]) if os.environ.get("BENCH_PG") else None
+    named = os.environ.get("BENCH_PG", "")
     folder: Path = given.folder
-    out: Path = given.out or folder / (f"peers-{major}.json" if major else "peers.json")
+    out: Path = given.out or folder / (f"peers-{named}.json" if named else "peers.json")
     if not given.report:
         signal.signal(signal.SIGTERM, _interrupt)
         try:
             systems, wanted = catalog.chosen(given.peers), scenarios.chosen(given.scenarios)
-            _measure(given, major, out, systems, wanted)
-        except (ValueError, RuntimeError) as error:
+            _measure(given, int(named) if named else None, out, systems, wanted)
+        except (ValueError, RuntimeError, NoDatabase) as error:
             sys.stderr.write(f"{error}\n")
             return 1
         except KeyboardInterrupt:
@@ -85,10 +86,12 @@ def _measure(
     systems: Sequence[System],
     wanted: Sequence[scenarios.Scenario],
 ) -> None:
+    if not machine.PROC.exists():
+        raise RuntimeError("this needs Linux: it reads /proc")
     scale = QUICK if given.quick else Scale()
     repeat = 1 if given.quick else given.repeat
     patience = Patience(wait=0.0 if given.quick else given.quiet_wait, retries=0 if given.quick else given.retries)
-    with tempfile.TemporaryDirectory(prefix="redrive-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="redrive-peers-") as folder:
         scratch = Path(folder)
         ready, told = _introduced(systems, scratch)
         with Server(binaries(major)) as server:

@@ -37,6 +37,8 @@ class Scale:
     idle_warm: float = 5.0
     idle_seconds: float = 15.0
     crash_cap: float = 180.0
+    pace: float = 1.0
+    """How long a measurement takes, roughly, of what it takes at full size."""
 
     def told(self) -> dict[str, Any]:
         """List the sizes, for the record."""
@@ -57,6 +59,7 @@ QUICK = Scale(
     idle_warm=2.0,
     idle_seconds=5.0,
     crash_cap=20.0,
+    pace=0.4,
 )
 LEAST = 500
 

@@ -59,7 +59,7 @@ SYSTEMS = (
     ),
     System("awa", _python("awa", "awa-pg==0.6.9"), "awa"),
     System("chancy", _python("chancy", "chancy==0.26.0", *PSYCOPG, UVLOOP), "chancy"),
-    System("oban", _python("oban", "oban==0.7.0", UVLOOP, python=(3, 12)), "oban"),
+    System("oban", _python("oban", "oban==0.7.0", UVLOOP, python=(3, 12)), "oban", jobs=10_000),
     System("absurd", _python("absurd", "absurd-sdk==0.5.1", "absurdctl==0.5.1", *PSYCOPG, UVLOOP), "absurd", jobs=SLOW),
     System(
         "procrastinate", _python("procrastinate", "procrastinate==3.10.0", *PSYCOPG, UVLOOP), "procrastinate", jobs=SLOW

