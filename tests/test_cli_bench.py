@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from contextlib import suppress
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from redrive.bench.figures import percentile, plain, spread
+from redrive.bench.figures import Figure, percentile, plain, spread
 from redrive.bench.loads import Load, drained, go_through, payloads
 from redrive.bench.scratch import PREFIX, Place, scratch, scratch_name
 from redrive.bench.slots import held_beyond, idle_while_due
@@ -162,7 +163,10 @@ def test_the_schema_is_dropped_when_a_measurement_fails(db, conn):
 # -- the worker under measure
 
 
-def test_what_a_worker_reports_is_what_is_in_the_table(place):
+def test_what_a_worker_reports_is_what_is_in_the_table(place, monkeypatch):
+    """Whatever the operator's own workers are told by the environment."""
+    for name, value in {"REDRIVE_KINDS": "mail", "REDRIVE_ONCE": "1", "REDRIVE_PROCESSES": "2"}.items():
+        monkeypatch.setenv(name, value)
     with subject(place, 20) as worker:
         first = go_through(place, worker, "bench_async", 300)
         second = go_through(place, worker, "bench_thread", 100)
@@ -196,7 +200,8 @@ def test_percentiles_are_values_that_were_measured():
     found = spread([0.003, 0.001, 0.002])
     assert found is not None
     assert (found.count, found.p50, found.max) == (3, 2.0, 3.0)
-    assert plain([]) == {}
+    figures = [Figure("spread", "", found), Figure("nothing", "", math.nan), Figure("unknown", "", None)]
+    assert plain(figures) == {"spread": vars(found), "nothing": None, "unknown": None}
 
 
 def test_slots_are_idle_only_while_a_job_waits():

@@ -56,5 +56,11 @@ def middle(values: Iterable[float]) -> float:
 
 
 def plain(figures: Iterable[Figure]) -> dict[str, Any]:
-    """Give figures as JSON data by their keys."""
-    return {figure.key: vars(figure.value) if isinstance(figure.value, Spread) else figure.value for figure in figures}
+    """Give figures as JSON data by their keys; JSON knows no NaN."""
+    return {figure.key: _plain(figure.value) for figure in figures}
+
+
+def _plain(value: float | Spread | None) -> Any:
+    if isinstance(value, Spread):
+        return vars(value)
+    return None if value is None or not math.isfinite(value) else value

@@ -42,6 +42,7 @@ WARM_UP = 5
 SETTLE = 5.0
 """Seconds after which a worker without work has fallen asleep for good."""
 ROUNDS = 10
+LEAST_ROUND = 50
 EDGE = 3
 """Rounds that are the beginning of a run, and the end of it."""
 NAP = 1.0
@@ -204,11 +205,11 @@ class Rounds:
 
 def rounds(place: Place, load: Load, tell: Tell) -> Rounds:
     """Put the jobs before one worker in rounds, each when the one before is done."""
-    done = []
+    done, count = [], min(ROUNDS, max(2, load.jobs // LEAST_ROUND))
     with subject(place, load.concurrency) as worker:
-        for number in range(ROUNDS):
-            done.append(go_through(place, worker, ASYNC, max(1, load.jobs // ROUNDS)))
-            tell((number + 1) / ROUNDS)
+        for number in range(count):
+            done.append(go_through(place, worker, ASYNC, load.jobs // count))
+            tell((number + 1) / count)
         return Rounds(done, worker.stop())
 
 

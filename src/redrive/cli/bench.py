@@ -11,7 +11,7 @@ import click
 
 from redrive.cli import screen
 from redrive.cli.exits import Trouble, told
-from redrive.cli.options import as_json, connected, database, examples
+from redrive.cli.options import as_json, connected, examples, server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,12 +46,11 @@ KB_A_JOB = 2.0
 )
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @as_json
-@database
+@server
 def bench(
     *,
     scenarios: tuple[str, ...],
     database_url: str | None,
-    schema: str | None,
     jobs: int,
     seconds: str,
     rate: float,
@@ -83,7 +82,7 @@ def bench(
     if not load.seconds > 0:
         raise click.UsageError(f"--seconds is {seconds}: must be more than 0")
     chosen = [name for name in NAMES if name in scenarios or not scenarios]
-    url, name = connected(database_url, schema).settings.database_url, scratch_name()
+    url, name = connected(database_url, None).settings.database_url, scratch_name()
     with told():
         place = demand_rights(url, name)
         for left in leftovers(url):
