@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,15 +25,14 @@ from redrive.bench.scratch import Place
 from redrive.dev_server import DevServer
 from redrive.migrate import migrate
 
+# what a throw-away server has otherwise, back to what Postgres ships
+SHIPPED = DURABLE | {"max_wal_size": "1GB"}
 LOGGED = "-c log_min_duration_statement=0 -c log_parameter_max_length=0"
 # the time in seconds since 1970, the process, the application's name
 LOG = {"log_line_prefix": "%n [%p] %a: "}
 LEAVE = 10.0
-_ENTRY = re.compile(
-    r"^\d+\.\d+ \[(?P<pid>\d+)\] (?P<name>[^\n]*?): LOG:  duration: (?P<ms>[\d.]+) ms  "
-    r"(?P<step>parse|bind|execute|statement)\b(?P<text>(?:.*)(?:\n(?!\d+\.\d+ \[).*)*)",
-    re.MULTILINE,
-)
+_HEAD = re.compile(rb"\d+\.\d+ \[\d+\] (?P<name>.*?): (?P<level>[A-Z]+\d?):  (?P<said>.*)")
+_DURATION = re.compile(rb"duration: (?P<ms>[\d.]+) ms  (?P<step>parse|bind|execute|statement)\b")
 
 
 class Stage:
@@ -122,7 +122,7 @@ def staged() -> Stage:
         raise SystemExit("DATABASE_URL and BENCH_PG were both given: give one of them")
     if given:
         return Stage(url=given)
-    return Stage(DevServer(bindir=binaries(int(major)) if major else None, settings=DURABLE | LOG))
+    return Stage(DevServer(bindir=binaries(int(major)) if major else None, settings=SHIPPED | LOG))
 
 
 def claims_of(log: Path, pid: int, offset: int) -> list[float]:
@@ -130,18 +130,32 @@ def claims_of(log: Path, pid: int, offset: int) -> list[float]:
 
     Parsing and planning are in it; the way to the worker, and what else its loop was busy with, is not.
     """
+    found: list[float] = []
+    spent = 0.0
+    for step, milliseconds, text in _statements(log, offset, re.compile(rb"redrive claim [^:]*:%d:" % pid)):
+        if b"SKIP LOCKED" not in text or b"unnest" not in text:
+            continue
+        spent += milliseconds / 1000
+        if step in (b"execute", b"statement"):
+            found.append(spent)
+            spent = 0.0
+    return found
+
+
+def _statements(log: Path, offset: int, name: re.Pattern[bytes]) -> Iterator[tuple[bytes, float, bytes]]:
+    """Read what sessions of that name did, entry by entry: the step, its milliseconds, the text it stood with."""
+    entry: re.Match[bytes] | None = None
+    text: list[bytes] = []
     with log.open("rb") as file:
         file.seek(offset)
-        text = file.read().decode(errors="replace")
-    found: list[float] = []
-    pending = 0.0
-    for entry in _ENTRY.finditer(text):
-        if not re.match(rf"redrive claim [^:]*:{pid}:", entry["name"]):
-            continue
-        if "SKIP LOCKED" not in entry["text"] or "unnest" not in entry["text"]:
-            continue
-        pending += float(entry["ms"]) / 1000
-        if entry["step"] in ("execute", "statement"):
-            found.append(pending)
-            pending = 0.0
-    return found
+        for line in file:
+            head = _HEAD.match(line)
+            if head is None:
+                text.append(line)
+                continue
+            if entry is not None:
+                yield entry["step"], float(entry["ms"]), b"".join(text)
+            entry = _DURATION.match(head["said"]) if name.match(head["name"]) else None
+            text = [head["said"]]
+    if entry is not None:
+        yield entry["step"], float(entry["ms"]), b"".join(text)
