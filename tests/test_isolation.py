@@ -256,7 +256,8 @@ def test_a_stop_is_seen_in_the_child_and_its_signals_are_for_the_worker_alone(qu
 
 def test_a_killed_worker_leaves_no_child_even_one_that_runs_no_python(start_worker, db, conn, tmp_path):
     noted = tmp_path / "pid"
-    env = {"PID_FILE": str(noted), "PYTHONPATH": str(Path(__file__).parent)}
+    search = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+    env = {"PID_FILE": str(noted), "PYTHONPATH": os.pathsep.join(search)}
     worker = start_worker("isolated_app", "--database-url", db, env=env)
     insert(conn, "deaf")
     insert(conn, "fine", '{"number": 1}')
