@@ -200,6 +200,7 @@ def horizon(stage: Stage, sizes: Sizes) -> Figures:
         "horizon_control_claim_growth": control.claim(end) / control.claim(start) if control else None,
         "horizon_claim_vs_fresh": held.claim(end) / fresh.claim(end),
         "horizon_claim_ms": {"start": 1000 * held.claim(start), "end": 1000 * held.claim(end)},
+        "horizon_jobs_per_claim": {"start": held.jobs_per_claim(start), "end": held.jobs_per_claim(end)},
         "horizon_drain_ratio": _ratio(held.rates(end), fresh.rates(end)),
         "horizon_control_drain_ratio": _ratio(control.rates(end), fresh.rates(end)) if control else None,
         "horizon_rates": {lane.name: lane.rates(slice(None)) for lane in filter(None, (held, control, fresh))},
@@ -225,6 +226,7 @@ def crowded(stage: Stage, sizes: Sizes) -> Figures:
         "future_rows": sizes.future,
         "finished_rows": sizes.finished,
         "claim_ms_p50": 1000 * empty.claim(every),
+        "crowded_jobs_per_claim": {lane.name: lane.jobs_per_claim(every) for lane in (empty, future, finished)},
         "future_rows_claim_growth": _ratio(future.claims_by_round(), empty.claims_by_round()),
         "finished_rows_claim_growth": _ratio(finished.claims_by_round(), empty.claims_by_round()),
         "future_rows_drain_ratio": _ratio(future.rates(every), empty.rates(every)),
@@ -262,7 +264,8 @@ class Lane:
     def __post_init__(self) -> None:
         self.place: Place = self.stage.place(self.name, apart=self.apart, logged=True)
         self.peak_mb: float | None = None
-        self._claims: list[tuple[float, float]] = []
+        self._claims: list[tuple[float, float, float]] = []
+        """When the worker asked, the seconds that it took, the jobs that it gave; of those that gave any."""
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -275,14 +278,14 @@ class Lane:
             yield
             report = worker.stop()
         self.peak_mb = report.peak_mb
-        claims = list(zip(report.claim_at, report.claim_took, strict=True))
+        took = list(report.claim_took)
         if log:
             told = claims_of(log, worker.pid, offset)
-            if len(told) != len(claims):
-                raise SystemExit(f"the log tells of {len(told)} claims of {self.name}, its worker of {len(claims)}")
-            # the worker knows when it asked and what it got, the server how long it took
-            claims = [(asked, took) for (asked, _), took in zip(claims, told, strict=True)]
-        self._claims = [claim for claim, rows in zip(claims, report.claim_rows, strict=True) if rows]
+            if len(told) != len(took):
+                raise SystemExit(f"the log tells of {len(told)} claims of {self.name}, its worker of {len(took)}")
+            took = told
+        claims = zip(report.claim_at, took, report.claim_rows, strict=True)
+        self._claims = [claim for claim in claims if claim[2]]
 
     def fill(self, insert: str, count: int) -> None:
         """Put *count* rows of one sort there, and let vacuum see to them, so that it doesn't while it is measured."""
@@ -307,16 +310,20 @@ class Lane:
         """List the rounds' jobs a second."""
         return [each.rate for each in self.done[which]]
 
-    def claims_by_round(self, which: slice = slice(None)) -> list[float]:
+    def claims_by_round(self) -> list[float]:
         """List each round's median of the seconds of a claim that found something."""
-        return [
-            middle(took for at, took in self._claims if each.began <= at <= each.ended) for each in self.done[which]
-        ]
+        return [middle(took for _, took, _ in self._within([each])) for each in self.done]
 
     def claim(self, which: slice) -> float:
         """Give the median of the seconds of a claim that found something."""
-        rounds = self.done[which]
-        return middle(took for at, took in self._claims if any(each.began <= at <= each.ended for each in rounds))
+        return middle(took for _, took, _ in self._within(self.done[which]))
+
+    def jobs_per_claim(self, which: slice) -> float:
+        """Give the median of the jobs in such a claim: claims are compared that are of one size."""
+        return middle(jobs for _, _, jobs in self._within(self.done[which]))
+
+    def _within(self, rounds: list[Drained]) -> list[tuple[float, float, float]]:
+        return [claim for claim in self._claims if any(each.began <= claim[0] <= each.ended for each in rounds)]
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:

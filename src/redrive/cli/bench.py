@@ -161,7 +161,8 @@ def _progress(scenario: str) -> Iterator[Tell]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     shown = (SpinnerColumn(), TextColumn("{task.description:9}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
+    # Drawn seldom: what draws it is the process that enqueues, and shares the machine with the worker.
+    with Progress(*shown, console=Console(stderr=True), transient=True, refresh_per_second=2) as progress:
         task = progress.add_task(scenario, total=1.0)
         yield lambda done: progress.update(task, completed=min(1.0, done))
 
