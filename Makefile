@@ -4,13 +4,17 @@ PYTHON ?= python3
 # how many tests at once, and what else pytest is told: make test TESTS="tests/test_migrate.py -x"
 JOBS   ?= 2
 TESTS  ?=
+# of make soak
+MINUTES ?= 15
+RATE    ?= 800
+WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format types imports check contract demo clean
+.PHONY: help setup test lint format types imports check contract plans bench bench-page soak bench-peers demo clean
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## Make the virtual environment and install the package with its tools
 
@@ -37,8 +41,23 @@ contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its scrip
 	@if [ -f $(CONTRACT) ]; then $(BIN)/python -m redrive.dev_server -- $(BIN)/python $(CONTRACT); \
 	else echo "contract: skipped, no $(CONTRACT)"; fi
 
+plans: $(VENV)/.dev ## Pin the plans of the hot statements at half a million rows: some minutes
+	$(BIN)/python -m pytest -m plans --durations 0 $(TESTS)
+
+soak: $(VENV)/.dev ## A steady load under long transactions: make soak MINUTES=60 RATE=800 WORKERS=1
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --rate $(RATE) --workers $(WORKERS) --out benchmarks/soak
+
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo
+
+bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentieth, BENCH_PG=15 for another Postgres
+	$(BIN)/python -m benchmarks
+
+bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md
+	$(BIN)/python -m benchmarks page
+
+bench-peers: $(VENV)/.dev ## Measure redrive beside other job queues (make bench-peers ARGS="--quick --peers redrive,pgqueuer")
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 clean: ## Remove the virtual environment and all that tools left behind
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -47,6 +47,13 @@ def doze(payload, job):
     note(job, "end")
 
 
+@queue.handler("apart", timeout=None, max_attempts=3, isolation="process")
+def apart(payload, job):
+    note(job, "start")
+    time.sleep(payload.get("seconds", 0))
+    note(job, "end")
+
+
 @queue.handler("fall", timeout=None, max_attempts=3)
 def fall(payload, job):
     note(job, "start")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 
+import psycopg
 import pytest
 
 from shell import NOBODY, answer, beat, insert, redrive
+
+health = import_module("redrive.cli.health")  # the package's name of it is the command
 
 APP = """
 import time
@@ -33,7 +37,13 @@ def test_an_idle_worker_is_healthy(db, conn):
     """OP-08: nothing to do is no reason to call anybody."""
     beat(conn, started_at="2020-01-01")
     assert redrive(db, "health").stdout == "healthy: workers alive: 1, nothing is due\n"
-    assert answer(db, "health") == {"healthy": True, "problems": [], "workers": 1, "oldest_due": 0.0}
+    assert answer(db, "health") == {
+        "healthy": True,
+        "problems": [],
+        "notes": [],
+        "workers": 1,
+        "oldest_due": 0.0,
+    }
 
 
 def test_a_job_that_runs_for_six_hours_is_healthy(db, conn):
@@ -159,6 +169,68 @@ def test_dead_jobs_are_not_a_matter_of_health(db, conn):
     beat(conn)
     insert(conn, "mail", status="dead")
     assert problems(db, code=0) == []
+
+
+class TestTheHorizon:
+    """BL-01 (a): who keeps dead rows from being removed is named by process id, age and application."""
+
+    @pytest.fixture(autouse=True)
+    def many_dead(self, db, conn, monkeypatch):
+        monkeypatch.setattr(health, "DEAD_MANY", 100)
+        monkeypatch.setattr(health, "HELD_LONG", 0.0)
+        beat(conn)
+        insert(conn, "mail", 200, status="succeeded")
+        conn.execute("alter table redrive.jobs set (autovacuum_enabled = off)")
+
+    def notes(self, db, conn, wait_for):
+        with psycopg.connect(db) as own:  # whose end tells the statistics at once
+            own.execute("update redrive.jobs set updated_at = now()")
+        dead = "select n_dead_tup from pg_stat_user_tables where relname = 'jobs'"
+        wait_for(lambda: conn.execute(dead).fetchone()[0] >= 100)
+        return answer(db, "health")["notes"]
+
+    def test_a_session_is_named(self, db, conn, wait_for):
+        with psycopg.connect(db, application_name="monthly report") as report:
+            report.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+            report.execute("select from redrive.jobs limit 1")
+            [note] = self.notes(db, conn, wait_for)
+            pid = report.info.backend_pid
+            assert (
+                f" dead rows in jobs can't be removed while session {pid} (monthly report) holds them, open for" in note
+            )
+            assert "idle in transaction" in note
+            text = redrive(db, "health").stdout
+            assert text.startswith("healthy: ")
+            assert f"note: {note[:5]}" in text
+        assert self.notes(db, conn, wait_for) == []
+
+    def test_a_writer_without_a_snapshot_is_named(self, db, conn, wait_for):
+        with psycopg.connect(db, application_name="forgotten") as writer:
+            writer.execute("insert into redrive.jobs (kind) values ('mail')")
+            [note] = self.notes(db, conn, wait_for)
+            assert "(forgotten)" in note
+
+    def test_a_prepared_transaction_is_named(self, db, conn, wait_for):
+        with psycopg.connect(db) as two_phases:
+            two_phases.execute("create table public.t ()")
+            two_phases.execute("prepare transaction 'left over'")
+            two_phases.rollback()
+        [note] = self.notes(db, conn, wait_for)
+        assert "prepared transaction left over" in note
+        conn.execute("rollback prepared 'left over'")
+
+    def test_a_young_transaction_is_not(self, db, conn, wait_for, monkeypatch):
+        monkeypatch.setattr(health, "HELD_LONG", 3600.0)
+        with psycopg.connect(db) as report:
+            report.execute("insert into redrive.jobs (kind) values ('mail')")
+            assert self.notes(db, conn, wait_for) == []
+
+    def test_few_dead_rows_are_not(self, db, conn, wait_for, monkeypatch):
+        with psycopg.connect(db) as report:
+            report.execute("insert into redrive.jobs (kind) values ('mail')")
+            assert self.notes(db, conn, wait_for) != []
+            monkeypatch.setattr(health, "DEAD_MANY", 10**6)
+            assert self.notes(db, conn, wait_for) == []
 
 
 def test_every_reason_is_a_line(db, conn):

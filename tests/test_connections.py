@@ -91,13 +91,14 @@ def test_of_several_hosts_the_one_that_can_be_written_to_is_chosen_cn_05():
 
 
 def test_a_session_is_set_up_whatever_the_defaults_of_the_database_are(db, conn):
-    """READ COMMITTED, no JIT, a limit for locks, keepalives at both ends."""
+    """READ COMMITTED, no JIT, no plan that reads a table whole, a limit for locks, keepalives at both ends."""
     name = conn.info.dbname
     conn.execute(f"alter database {name} set default_transaction_isolation = 'serializable'")
     conn.execute(f"alter database {name} set jit = on")
 
     async def look(held):
         names = ("transaction_isolation", "jit", "lock_timeout", "application_name", "tcp_keepalives_idle")
+        names += ("enable_seqscan",)
         found = [(await held.run(say(f"show {name}")))[0][0] for name in names]
         with socket.socket(fileno=socket.dup(held.connection.pgconn.socket)) as end:
             alive = end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -105,7 +106,7 @@ def test_a_session_is_set_up_whatever_the_defaults_of_the_database_are(db, conn)
         return found, (alive, idle), held.facts
 
     found, ends, facts = using(db, look)
-    assert found == ["read committed", "off", "2s", "redrive test", "10"]
+    assert found == ["read committed", "off", "2s", "redrive test", "10", "off"]
     assert ends == (1, 10)
     assert not facts.shared
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -52,9 +53,11 @@ def assert_handed_back(conn, jobs):
 
 
 def test_within_the_grace_what_runs_comes_to_its_end_sd_01(start, conn, effects):
-    """Async and sync; nothing new is begun, and nothing is left behind: no running job, no worker's row."""
+    """Async, sync and in a child; nothing new is begun, and nothing is left behind: no running job, no worker's row."""
     worker = start("--concurrency", "4", "--grace", "10")
-    jobs = [insert(conn, kind, '{"seconds": 1}') for kind in ("nap", "nap", "doze", "doze")]
+    jobs = [insert(conn, "apart", '{"seconds": 2}') for _ in range(2)]
+    wait_for(lambda: len(effects.starts()) == 2)  # a child takes its time to start
+    jobs += [insert(conn, kind, '{"seconds": 1}') for kind in ("nap", "doze")]
     wait_for(lambda: len(effects.starts()) == 4)
     waiting = [insert(conn, "nap") for _ in range(3)]
     assert worker.stop() == 0
@@ -65,7 +68,9 @@ def test_within_the_grace_what_runs_comes_to_its_end_sd_01(start, conn, effects)
     assert "0 jobs handed back" in worker.log()
 
 
-@pytest.mark.parametrize("kinds", [("nap",) * 4, ("doze",) * 4, ("nap", "doze", "attentive", "attentive")])
+@pytest.mark.parametrize(
+    "kinds", [("nap",) * 4, ("doze",) * 4, ("apart",) * 4, ("nap", "doze", "attentive", "attentive")]
+)
 def test_after_the_grace_what_runs_is_handed_back_and_no_try_is_spent_sd_01(start, conn, effects, kinds):
     """Exit within a second of the grace, code 0, though threads that nobody can stop still run."""
     worker = start("--grace", "1")
@@ -78,13 +83,14 @@ def test_after_the_grace_what_runs_is_handed_back_and_no_try_is_spent_sd_01(star
     assert took < 2.5
     assert_handed_back(conn, jobs)
     assert effects.ends() == []
+    assert not any(Path(f"/proc/{effect.pid}").exists() for effect in effects.starts())
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_hands_back_at_once_sd_01(start, conn, effects, second):
     worker = start("--grace", "60")
-    jobs = [insert(conn, kind, '{"seconds": 30}') for kind in ("nap", "doze")]
-    wait_for(lambda: len(effects.starts()) == 2)
+    jobs = [insert(conn, kind, '{"seconds": 30}') for kind in ("nap", "doze", "apart")]
+    wait_for(lambda: len(effects.starts()) == 3)
     worker.send(signal.SIGTERM)
     wait_for(lambda: "stops and waits" in worker.log())
     time.sleep(0.2)

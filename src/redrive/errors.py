@@ -9,7 +9,9 @@ What redrive raises::
     ├── MigrationFailed                a migration stopped; nothing of it was kept
     ├── UnknownKind                    no handler goes by that name
     ├── NoDatabase                     no connection string anywhere
-    └── LeaseLost                      the job now belongs to somebody else
+    ├── LeaseLost                      the job now belongs to somebody else
+    └── HandlerCrashed                 the child process of an isolated handler died under its job
+        └── MemoryLimitExceeded (MemoryError)    it asked for more memory than its limit
 
 What a handler raises to say how its job ends::
 
@@ -69,6 +71,19 @@ class NoDatabase(RedriveError):
 
 class LeaseLost(RedriveError):
     """The lease of this job ran out and another worker may have it; stop, this attempt no longer counts."""
+
+
+class HandlerCrashed(RedriveError):
+    """The child process of an isolated handler died; the attempt has failed, and its worker goes on."""
+
+    def __init__(self, message: str | None = None, *, exit_code: int | None = None) -> None:
+        """Say how: *exit_code* is the child's, or the negative number of the signal that killed it."""
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class MemoryLimitExceeded(HandlerCrashed, MemoryError):
+    """An isolated handler asked for more memory than its memory_limit; raise that, or work in smaller pieces."""
 
 
 class Verdict(Exception):

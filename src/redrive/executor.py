@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from redrive.backoff import Backoff, clamp_delay, seconds_until_retry
 from redrive.errors import Dead, Discard, Retry, Snooze, Verdict
 from redrive.failure import LAST_ERROR_LIMIT, FailureText, describe, storable
-from redrive.outcome import DONE, Crashed, Died, Failed, Finished, HandedBack, Outcome, Retried, Snoozed, Succeeded
+from redrive.outcome import (
+    DONE,
+    Crashed,
+    Died,
+    Failed,
+    Finished,
+    HandedBack,
+    Judged,
+    Outcome,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from redrive.payload import encode_result
 from redrive.text import clip
 
@@ -168,6 +180,8 @@ def _judge(job: ClaimedJob, handler: Executable, error: BaseException) -> Outcom
         return _obey(job, handler, error)
     if job.stopped:
         return _stopped(job, handler)
+    if isinstance(error, Judged):
+        return error.outcome
     if not isinstance(error, Exception):
         # sys.exit(), KeyboardInterrupt, a CancelledError nobody asked for: no failure of the work, and yet no
         # reason to go on for ever. It counts as what it is, an attempt to take the worker down.

@@ -15,6 +15,7 @@ from psycopg import AsyncConnection, Connection
 
 from redrive.backoff import Backoff, quadratic
 from redrive.errors import InvalidOption, UnknownKind
+from redrive.isolation import Isolated, Isolation
 from redrive.store import Wishes
 from redrive.typed import decoder_for
 
@@ -98,13 +99,22 @@ class Handler(Generic[P, R]):
     """Former names of the kind, so that jobs enqueued under them still run."""
     on_dead: Callable[[Any], None] | None = None
     """Called with the JobDied event in the process that saw the death, after it was written."""
+    isolation: Isolation | None = None
+    """Run it in a child process, which can be killed."""
+    registered_in: str = ""
+    """The module whose import registers it, where that isn't the function's own."""
     is_async: bool = field(init=False)
+    """Whether a worker awaits it."""
     call: Callable[[ClaimedJob], Any] = field(init=False, repr=False)
+    call_here: Callable[[ClaimedJob], Any] = field(init=False, repr=False)
+    """Call the function in this process, however a worker would."""
 
     def __post_init__(self) -> None:
         """Look at the function once, so that no job pays for it."""
         self.is_async = _is_async(self.kind, self.function)
-        self.call = _caller(self.kind, self.function)
+        self.call = self.call_here = _caller(self.kind, self.function)
+        if self.isolation is not None:
+            self.call, self.is_async = Isolated(self, self.isolation, self.registered_in), True
         functools.update_wrapper(self, self.function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -194,6 +204,16 @@ class Handlers:
                 f"no handler for kind {kind!r}; there are handlers for: {', '.join(sorted(self._known)) or 'none'}"
             )
         return handler
+
+    def demand_findable(self) -> None:
+        """Look whether every isolated handler can be found again by a child process.
+
+        Raises:
+            InvalidOption: for one that can't.
+        """
+        for handler in self._by_kind.values():
+            if isinstance(handler.call, Isolated):
+                handler.call.demand_findable()
 
     def kinds(self) -> tuple[str, ...]:
         """List the names that jobs of this queue go by, aliases included."""

@@ -118,7 +118,7 @@ class ClaimedJob:
             self._metadata,
             expires_in,
         ) = row
-        self._holder = holder
+        self.holder = holder
         if expires_in is not None:
             self.deadline = time.monotonic() + expires_in
 
@@ -144,12 +144,12 @@ class ClaimedJob:
     @property
     def worker(self) -> str:
         """The name of the worker that holds the lease."""
-        return self._holder.name
+        return self.holder.name
 
     @property
     def schema(self) -> str:
         """The schema of the tables."""
-        return self._holder.schema
+        return self.holder.schema
 
     @property
     def run_at(self) -> datetime:
@@ -205,8 +205,8 @@ class ClaimedJob:
 
     def progress(self, value: Any) -> None:
         """Show *value* (any JSON) as the job's progress; the newest is written about once a second."""
-        if self._holder.progress is not None:
-            self._holder.progress(self, value)
+        if self.holder.progress is not None:
+            self.holder.progress(self, value)
 
     def complete(self, connection: Any, result: Any = None) -> Any:
         """Record success in the transaction of *connection*, so that the handler's own writes and it are one commit.
@@ -216,9 +216,9 @@ class ClaimedJob:
         Raises:
             LeaseLost: when this job isn't the worker's any more: roll back.
         """
-        if self._holder.complete is None:
+        if self.holder.complete is None:
             raise RuntimeError("job.complete() needs a job that a worker is running")
-        return self._holder.complete(self, connection, result)
+        return self.holder.complete(self, connection, result)
 
 
 @dataclass(slots=True)

@@ -83,6 +83,14 @@ _RETRY = f"{Retry.__module__}.{Retry.__qualname__}"
 Outcome = Succeeded | Retried | Snoozed | Failed | Died | Crashed | HandedBack
 
 
+class Judged(Exception):
+    """Raised in place of an answer by a handler whose outcome was decided already: in the child that it ran in."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.name)
+        self.outcome = outcome
+
+
 @dataclass(slots=True)
 class Finished:
     """One job's outcome on its way to the database."""

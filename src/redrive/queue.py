@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import psycopg
 
-from redrive import store
+from redrive import child, store
 from redrive.backoff import Backoff, quadratic
 from redrive.bulk import Batch
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.handlers import HOUR, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
+from redrive.isolation import isolation as isolated
 from redrive.job import Enqueued, Job
 from redrive.pool import Pool
 from redrive.settings import load, unknown
@@ -64,8 +66,14 @@ class Queue:
         sensitive: bool = False,
         aliases: Iterable[str] = (),
         on_dead: Callable[[Any], None] | None = None,
+        isolation: Literal["process"] | None = None,
+        memory_limit: int | str | None = None,
+        jobs_per_child: int | None = None,
     ) -> Callable[[Callable[P, R]], Handler[P, R]]:
         """Register a function as the handler of *kind*; without a kind, its own name is the kind.
+
+        With ``isolation="process"`` it runs in a child process, which is killed at its timeout; *memory_limit* is in
+        bytes, or text like 512MB, and *jobs_per_child* how many jobs one child runs at most (100).
 
         Raises:
             InvalidOption: for a kind that is taken, or a value that makes no sense.
@@ -75,6 +83,8 @@ class Queue:
             raise InvalidOption(
                 f"backoff is {backoff!r}: give a callable attempt -> seconds, e.g. redrive.backoff.exponential()"
             )
+        apart = isolated(isolation, memory_limit, jobs_per_child)
+        registered_in = str(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001 - as logging finds its caller
 
         def register(function: Callable[P, R]) -> Handler[P, R]:
             handler = Handler(
@@ -90,6 +100,8 @@ class Queue:
                 sensitive=sensitive,
                 aliases=tuple(store.name(alias, "alias") for alias in aliases),
                 on_dead=on_dead,
+                isolation=apart,
+                registered_in=registered_in,
             )
             self.handlers.add(handler)
             return handler
@@ -255,6 +267,12 @@ class Queue:
         Raises:
             InvalidOption: for an unknown option, or a value that makes no sense.
         """
+        if child.loading.is_set():
+            raise InvalidOption(
+                "this program starts a worker when it is imported, as the child process of an isolated handler has to: "
+                "write `if __name__ == '__main__':` before queue.run()"
+            )
+        self.handlers.demand_findable()
         own = {name: value for name, value in vars(self.settings).items() if name not in settings}
         return Worker(load({**own, **settings}), self.handlers)
 
@@ -268,6 +286,10 @@ class Queue:
 
     async def run_async(self, *, once: bool = False, **settings: Any) -> None:
         """Work within the running event loop until told to stop; cancelling it hands back and ends."""
+        if "processes" in settings:
+            raise InvalidOption(
+                "queue.run() works in this process alone: start several, or `redrive worker --processes`"
+            )
         worker = self.worker(**settings)
         loop = asyncio.get_running_loop()
         caught = []

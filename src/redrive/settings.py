@@ -29,6 +29,8 @@ class Settings:
     """The schema that holds this installation."""
     concurrency: int = 10
     """Handlers that one worker process runs at the same time."""
+    processes: int = 1
+    """Worker processes that `redrive worker` starts, each with slots and connections of its own."""
     kinds: tuple[str, ...] = ()
     """Work on these kinds only; empty means all that have a handler."""
     grace: float = 25.0
@@ -71,7 +73,7 @@ class Settings:
             raise InvalidOption(f"schema {self.schema!r}: must be a name of 1 to {LONGEST_NAME} bytes")
         if "%" in self.schema or self.schema.startswith("pg_"):
             raise InvalidOption(f"schema {self.schema!r}: Postgres keeps pg_… for itself, and % is the driver's")
-        for name in ("concurrency", "max_crashes"):
+        for name in ("concurrency", "processes", "max_crashes"):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"{name} is {getattr(self, name)}: must be at least 1")
         for name in ("lease", "poll", "foreign_lease"):

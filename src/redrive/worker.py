@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from redrive import children
 from redrive.connections import Control, is_outage
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
@@ -206,6 +207,7 @@ class Worker:
         await asyncio.gather(*(turning[part].end(BRIEFLY) for part in (self.watch, self.listener, self.writer)))
         await self.listener.close()
         await self.slots.close()
+        await children.close()
         self._hooks.close()
         return self.writer.handed_back
 

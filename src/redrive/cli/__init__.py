@@ -27,6 +27,7 @@ COMMANDS = {
     "workers": "redrive.cli.look",
     "health": "redrive.cli.health",
     "explain": "redrive.cli.explain",
+    "bench": "redrive.cli.bench",
     "completion": "redrive.cli.completion",
     "demo": "redrive.demo",
 }

@@ -21,6 +21,10 @@ PATIENCE = 30.0
 SLACK = 2.0
 """Leases of silence after which a worker's jobs should long have been taken back by others."""
 DAY = 86_400.0
+DEAD_MANY = 20_000
+"""Dead rows from which on it matters that somebody keeps them: a look from the head of a lane reads them all."""
+HELD_LONG = 60.0
+"""Seconds for which a transaction may be open without being named."""
 
 
 @dataclass
@@ -28,6 +32,8 @@ class Findings:
     """What was looked at, and what is wrong with it."""
 
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is worth knowing, and no reason to restart a worker or to wake anybody."""
     workers: int = 0
     oldest_due: float = 0.0
     exit_code: int = OK
@@ -69,7 +75,8 @@ def health(
 
     Looked at are the database and its schema, the loops of every worker as its heartbeat tells, the age of the oldest
     due job, due kinds that no live worker knows, jobs whose holder fell silent, and jobs of the last day that some
-    other worker ended as failed without a reason. A long job, or an idle night, is no problem.
+    other worker ended as failed without a reason. A long job, or an idle night, is no problem. Who keeps Postgres from
+    cleaning up, a transaction open for long, is named in a note, which changes neither verdict nor exit code.
     """
     from redrive.settings import seconds
 
@@ -88,14 +95,17 @@ def _tell(findings: Findings, *, as_json: bool) -> None:
     if as_json:
         healthy = not findings.problems
         seen = {"workers": findings.workers, "oldest_due": findings.oldest_due}
-        screen.document({"healthy": healthy, "problems": findings.problems, **seen})
-    elif findings.problems:
+        screen.document({"healthy": healthy, "problems": findings.problems, "notes": findings.notes, **seen})
+        return
+    if findings.problems:
         for problem in findings.problems:
             click.secho(problem, fg="red")
     else:
         oldest = findings.oldest_due
         due = f"the oldest due job waits {screen.span(oldest)}" if oldest else "nothing is due"
         click.secho(f"healthy: workers alive: {findings.workers}, {due}", fg="green")
+    for note in findings.notes:
+        click.secho(f"note: {note}", fg="yellow")
 
 
 def _look(now: Session, findings: Findings, max_age: float, expected: int) -> None:
@@ -120,6 +130,19 @@ def _look(now: Session, findings: Findings, max_age: float, expected: int) -> No
             f"{screen.jobs(row.jobs)} of kind {row.kind} failed within a day and without a reason of redrive's, job "
             f"{row.last_id} the last: another worker wrote so; see `redrive dead --kind {row.kind}`"
         )
+    for holder in now.ask(named("horizon_holder", now.schema, many=DEAD_MANY, age=HELD_LONG)):
+        findings.notes.append(_holder(holder))
+
+
+def _holder(found: Any) -> str:
+    """Name who makes claims dear, in the words in which pg_stat_activity and its like know them."""
+    who = f"{found.what} {found.name}" + (f" ({found.application})" if found.application else "")
+    since = "" if found.seconds is None else f", open for {screen.span(found.seconds)}"
+    state = f", {found.state}" if found.state else ""
+    return screen.one_line(
+        f"{found.dead:,} dead rows in jobs can't be removed while {who} holds them{since}{state}: "
+        "end it if it was forgotten"
+    )
 
 
 def _look_at_due(due: list[Any], alive: list[Any], findings: Findings, max_age: float) -> None:

@@ -36,13 +36,18 @@ def setting(flag: str, text: str, *, metavar: str | None = None, variable: str =
 def database(command: F) -> F:
     """Add the flags that say where the jobs are."""
     schema = setting("--schema", "The schema that holds this installation (default: redrive).", metavar="NAME")
-    url = setting(
+    return server(schema(command))
+
+
+def server(command: F) -> F:
+    """Add the flag that names the database, for a command that looks into no installation."""
+    flag = setting(
         "--database-url",
         "Where the jobs are, as postgresql://user@host/name.",
         metavar="URL",
         variable="REDRIVE_DATABASE_URL or DATABASE_URL",
     )
-    return url(schema(command))
+    return flag(command)
 
 
 def as_json(command: F) -> F:

@@ -1,4 +1,4 @@
-"""``redrive worker``: one worker process, from the signal that ends it to its exit code."""
+"""``redrive worker``: a worker process, from the signal that ends it to its exit code; or the parent of several."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
     epilog=examples(
         "redrive worker app.jobs:queue",
         "redrive worker app.jobs:queue --concurrency 4 --kinds send_email,export",
+        "redrive worker app.jobs:queue --processes 4   # each with its own slots and connections",
         "redrive worker app.jobs:queue --once          # from cron: what is due, then exit",
     ),
 )
 @click.argument("target", envvar="REDRIVE_APP")
 @setting("--concurrency", "Handlers that run at the same time (default: 10).", metavar="N")
+@setting("--processes", "Worker processes; one that dies is replaced (default: 1).", metavar="N")
 @setting("--kinds", "Work on these kinds only: welcome,invoice (default: all that have a handler).", metavar="KIND,…")
 @setting("--grace", "How long running handlers may go on after a stop (default: 25).")
 @setting("--lease", "Silence after which a worker's jobs are given to others (default: 30).")
@@ -89,13 +91,17 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
     import asyncio
 
     from redrive import log
+    from redrive.cli import processes
     from redrive.worker import stop_signals
 
     log.attach()
     worker = queue.worker(**settings)
+    if worker.settings.processes > 1 and not processes.is_member():
+        return processes.Processes(worker.settings.processes, worker.settings.grace, once=once).run()
+    stop = processes.on_signal(worker.stop)
     for number in stop_signals():
         # Not the loop's own handlers: these also count a signal that comes before the loop, or while it is blocked.
-        signal.signal(number, lambda *_: worker.stop())
+        signal.signal(number, lambda *_: stop())
     logging.getLogger("redrive").info(
         "worker %s works on schema %s, %s jobs at a time, of kinds %s",
         worker.name,

@@ -8,7 +8,8 @@
 -- The live job of the same key is looked for first, so that a duplicate burns no id; ON CONFLICT settles the race.
 -- No row at all means that the rival was committed after this snapshot and is gone or not yet visible: say it again.
 WITH existing AS (
-    SELECT id FROM {jobs} WHERE key = %(key)s::text AND status IN ('pending', 'running')
+    SELECT id FROM {jobs}
+    WHERE %(key)s::text IS NOT NULL AND key = %(key)s::text AND status IN ('pending', 'running')
 ), created AS (
     INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
     SELECT %(kind)s::text, %(payload)s::text::jsonb,
@@ -292,7 +293,11 @@ UPDATE {jobs} SET locked_at = {clock}() WHERE id = ANY(ARRAY(SELECT id FROM held
 -- Which of the jobs running here were asked to stop, and which are not this worker's any more.
 SELECT g.id, j.cancel_requested_at IS NOT NULL AND j.id IS NOT NULL AS cancelled, j.id IS NULL AS lost
 FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS g(id, claim)
-LEFT JOIN {jobs} j ON j.id = g.id AND j.claims = g.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
+LEFT JOIN LATERAL (
+    SELECT id, cancel_requested_at FROM {jobs}
+    WHERE id = g.id AND claims = g.claim AND locked_by = %(worker)s AND status || '' = 'running'
+    LIMIT 1 -- a lookup a row, whatever the statistics say: without it this is a join, and reads the whole table
+) j ON true
 WHERE j.id IS NULL OR j.cancel_requested_at IS NOT NULL
 
 -- name: write_progress
@@ -716,6 +721,29 @@ WITH RECURSIVE found AS (
 SELECT kind, extract(epoch FROM {clock}() - greatest(min(run_at), '1970-01-01 00:00+00'))::float8 AS age FROM found WHERE run_at <= {clock}()
 GROUP BY kind ORDER BY age DESC
 
+-- name: horizon_holder
+-- Where many dead rows are kept: who keeps them, by holding the oldest transaction that some reader might still need. Most
+-- often a session; a prepared transaction or a replication slot does it as well, and outlives its session.
+SELECT h.what, h.name, h.application, h.state, h.seconds, s.n_dead_tup AS dead
+FROM (
+    SELECT 'session' AS what, pid::text AS name, application_name AS application, state,
+           extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds,
+           greatest(age(backend_xmin), age(backend_xid)) AS held
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+    UNION ALL
+    SELECT 'prepared transaction', gid, '', 'prepared', extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)
+    FROM pg_prepared_xacts WHERE database = current_database()
+    UNION ALL
+    SELECT 'replication slot', slot_name::text, '', CASE WHEN active THEN 'active' ELSE 'not active' END, NULL, age(xmin)
+    FROM pg_replication_slots
+) h
+CROSS JOIN pg_stat_user_tables s
+WHERE s.schemaname = {schema_name} AND s.relname = 'jobs' AND s.n_dead_tup >= %(many)s AND h.held IS NOT NULL
+  AND coalesce(h.seconds >= %(age)s::float8, true)
+ORDER BY h.held DESC
+LIMIT 1
+
 -- name: silent_holders
 -- Who holds running jobs and has been silent for so many leases that the reapers of others should have taken them back.
 SELECT j.locked_by AS worker, count(*) AS jobs,
@@ -792,3 +820,52 @@ CREATE TABLE IF NOT EXISTS {migrations} (
 
 -- name: record_migration
 INSERT INTO {migrations} (version, name) VALUES ({version}, {name})
+
+
+------------------------------------------------------------------------------------------------ what redrive bench says
+-- All of it in a scratch schema of its own. Rates and waits are read from the rows afterwards: what was measured is what
+-- is in the table, and nothing is asked of the database while it works.
+
+-- name: bench_leftovers
+SELECT nspname::text AS name FROM pg_namespace WHERE nspname LIKE 'redrive\_bench\_%%' ORDER BY 1
+
+-- name: bench_place
+SELECT current_database()::text AS database, current_user::text AS role, version() AS server,
+       current_setting('server_version') AS server_version, pg_is_in_recovery() AS standby
+
+-- name: bench_counters
+-- Of the whole server and the whole database: other traffic is in them.
+SELECT (pg_current_wal_lsn() - '0/0'::pg_lsn)::float8 AS wal,
+       (SELECT (xact_commit + xact_rollback)::float8 FROM pg_stat_database WHERE datname = current_database()) AS transactions
+
+-- name: bench_last_id
+SELECT coalesce(max(id), 0) AS id FROM {jobs}
+
+-- name: bench_unfinished
+-- Backwards along the primary key, where the last job is found at once for as long as it waits.
+SELECT id FROM {jobs} WHERE id > %(after)s::bigint AND status || '' <> 'succeeded' ORDER BY id DESC LIMIT 1
+
+-- name: bench_drained
+-- From the first claim to the last outcome, by the database's clock: each is the time at which its statement began.
+SELECT count(*) FILTER (WHERE status = 'succeeded') AS jobs, count(*) AS rows,
+       extract(epoch FROM max(updated_at) - min(locked_at))::float8 AS seconds
+FROM {jobs} WHERE id > %(after)s::bigint
+
+-- name: bench_backlog
+-- The most jobs that were in the table and not ended at one moment.
+WITH steps AS (
+    SELECT created_at AS at, 1 AS step FROM {jobs}
+    UNION ALL
+    SELECT updated_at, -1 FROM {jobs} WHERE status = 'succeeded'
+), levels AS (
+    SELECT sum(step) OVER (ORDER BY at, step DESC ROWS UNBOUNDED PRECEDING) AS level FROM steps
+)
+SELECT coalesce(max(level), 0)::bigint AS most,
+       (SELECT count(*) FROM {jobs} WHERE status <> 'succeeded' OR updated_at > (SELECT max(created_at) FROM {jobs})) AS last
+FROM levels
+
+-- name: bench_clear
+TRUNCATE {jobs}, {failures}, {workers}
+
+-- name: bench_drop
+DROP SCHEMA IF EXISTS {schema} CASCADE

@@ -32,10 +32,12 @@ class Trial:
 
     def __init__(self, job: ClaimedJob, handler: Handler[Any, Any]) -> None:
         self.job = job
-        self.is_async, self.timeout, self.backoff = handler.is_async, handler.timeout, handler.backoff
+        # An isolated handler runs here like any sync one: a child would not see what the test's transaction holds.
+        self.is_async = handler.is_async and handler.isolation is None
+        self.timeout, self.backoff = handler.timeout, handler.backoff
         self.retry_on, self.dead_on = handler.retry_on, handler.dead_on
         self.error: BaseException | None = None
-        self._call = handler.call
+        self._call = handler.call_here
 
     def call(self, job: ClaimedJob) -> Any:
         """Call the handler and note what it raises."""

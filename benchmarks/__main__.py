@@ -1,0 +1,88 @@
+"""``make bench``: measure, show each figure beside its bar, and write benchmarks/results.json.
+
+BENCH_QUICK=1 takes a twentieth of the rows; BENCH_PG=15 another major than the newest; DATABASE_URL a server that is
+there, with the right to create databases. `make bench-page` puts the results into docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import lines, page
+from benchmarks.measurements import MEASUREMENTS, QUICK, Sizes, idling
+from benchmarks.stage import staged
+
+RESULTS = Path(__file__).parent / "results.json"
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+FRAME = "<!-- results.json, by make bench-page -->", "<!-- end of results.json -->"
+
+
+def measure(sizes: Sizes, *, quick: bool) -> dict[str, Any]:
+    """Run everything and give the figures."""
+    results: dict[str, Any] = {}
+    with staged() as stage:
+        about = {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "quick": quick,
+            "server": f"PostgreSQL {stage.version}",
+            "durability": {name: stage.ask(f"show {name}") for name in ("fsync", "synchronous_commit")},
+            "python": platform.python_version(),
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+            "claims_timed_by": "the server's log" if stage.log else "the worker",
+        }
+        with idling(stage) as idle:
+            for scenario in MEASUREMENTS:
+                began = time.monotonic()
+                results |= scenario(stage, sizes)
+                sys.stderr.write(f"{scenario.__name__}: {time.monotonic() - began:.0f} s\n")
+            results |= idle(sizes)
+        return about | {"other_cores_busy": stage.other_cores()} | results
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print each figure beside its bar."""
+    table = [("figure", "measured", "must be", ""), *lines(results)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def rounded(value: Any) -> Any:
+    """Keep of figures what means something."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def paged(text: str, results: dict[str, Any]) -> str:
+    """Give the page's *text* with the table of these results in its frame."""
+    before, _, rest = text.partition(FRAME[0])
+    _, _, after = rest.partition(FRAME[1])
+    return f"{before}{FRAME[0]}\n\n{page(results)}\n\n{FRAME[1]}{after}"
+
+
+def main() -> None:
+    """Measure, show, write; with the word ``page``, put what was written into the documentation."""
+    if sys.argv[1:] == ["page"]:
+        PAGE.write_text(paged(PAGE.read_text(), json.loads(RESULTS.read_text())))
+        return
+    quick = os.environ.get("BENCH_QUICK", "") not in ("", "0")
+    results = rounded(measure(QUICK if quick else Sizes(), quick=quick))
+    RESULTS.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    show(results)
+    where = f"{results['server']}, {results['machine']}, Python {results['python']}"
+    sys.stdout.write(f"\n{where}{', a twentieth of the rows' if quick else ''}\n")
+
+
+if __name__ == "__main__":
+    main()

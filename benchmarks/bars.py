@@ -1,0 +1,89 @@
+"""The bars: what each figure must be, and how figures and bars are shown, to a terminal and on a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a figure must be."""
+
+    key: str
+    label: str
+    at_least: float | None = None
+    at_most: float | None = None
+    unit: str = ""
+
+    def met(self, value: float) -> bool:
+        """Tell whether it is."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        return self.at_most is None or value <= self.at_most
+
+    @property
+    def text(self) -> str:
+        """The bar in words."""
+        if self.at_least is not None:
+            return f"at least {self.at_least:g}"
+        return f"at most {self.at_most:g}" if self.at_most is not None else ""
+
+
+BARS = (
+    Bar("drain_async_vs_floor", "drain, async handlers, by the bare-SQL floor", at_least=0.8),
+    Bar("drain_threads_vs_async", "drain, handlers in threads, by async", at_least=0.5),
+    Bar("pickup_ms_p50", "INSERT to handler, idle worker, p50", at_most=3, unit="ms"),
+    Bar("pickup_ms_p99", "the same, p99", at_most=6, unit="ms"),
+    Bar("horizon_claim_growth", "claim p50 under a pinned snapshot, end by start", at_most=1.2),
+    Bar("horizon_drain_ratio", "drain at the end of that, by a fresh table's", at_least=0.95),
+    Bar("future_rows_claim_growth", "claim p50 beside future jobs, by an empty table's", at_most=1.2),
+    Bar("finished_rows_claim_growth", "claim p50 beside finished jobs, by an empty table's", at_most=1.2),
+    Bar("transactions_per_1000_jobs", "transactions, drain", at_most=20, unit="/1000 jobs"),
+    Bar("wal_bytes_per_job", "WAL, drain", at_most=650, unit="bytes/job"),
+    Bar("cpu_us_per_job", "worker's CPU, drain, async", at_most=12, unit="µs/job"),
+    Bar("idle_transactions_per_s", "transactions of an idle worker", at_most=0.4, unit="/s"),
+    Bar("worker_growth_mb", "worker's memory, all jobs of the horizon run by the first", at_most=20, unit="MB"),
+    Bar("worker_peak_mb", "worker's memory at its peak", at_most=150, unit="MB"),
+    Bar("slow_idle_slot_share", "jobs of 1 s: slots' time idle while a job was due", at_most=1, unit="%"),
+    Bar("slow_held_beyond_slots", "jobs of 1 s: held beyond the slots (100 ms of work: 2)", at_most=2, unit="jobs"),
+    Bar("drain_async_per_s", "drain, async handlers", unit="jobs/s"),
+    Bar("drain_threads_per_s", "drain, handlers in threads", unit="jobs/s"),
+    Bar("drain_floor_per_s", "drain, bare SQL", unit="jobs/s"),
+    Bar("enqueue_single_per_s", "enqueue, one a call and commit", unit="jobs/s"),
+    Bar("enqueue_copy_per_s", "enqueue_many (COPY)", unit="jobs/s"),
+    Bar("enqueue_keyed_per_s", "enqueue_many with keys", unit="jobs/s"),
+    Bar("sustained_ms_p50", "INSERT to handler under a steady load, p50", unit="ms"),
+    Bar("sustained_ms_p99", "the same, p99", unit="ms"),
+    Bar("sustained_backlog_most", "the same, backlog at the worst moment", unit="jobs"),
+    Bar("horizon_claim_vs_fresh", "claim p50 at the pinned end, by a fresh table's", unit=""),
+    Bar("horizon_control_claim_growth", "claim p50 without the snapshot, end by start", unit=""),
+    Bar("claim_ms_p50", "a claim of an empty table, p50", unit="ms"),
+    Bar("idle_cpu_ms_per_s", "CPU of an idle worker", unit="ms/s"),
+)
+
+
+def lines(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Give what was measured, line by line: the figure, its value, its bar, and how it did."""
+    found = []
+    for bar in BARS:
+        value = results.get(bar.key)
+        shown = "not known here" if value is None else f"{_number(value)} {bar.unit}".strip()
+        judged = "" if value is None or not bar.text else "met" if bar.met(value) else "NOT MET"
+        found.append((bar.label, shown, bar.text, judged))
+    return found
+
+
+def page(results: dict[str, Any]) -> str:
+    """Write the table for the documentation."""
+    how = ", a twentieth of the rows and a busy machine: no figures to quote" if results["quick"] else ""
+    rows = ["| what | measured | must be | |", "|---|---|---|---|"]
+    rows += [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines(results)]
+    where = f"{results['server']}, {results['machine']}, Python {results['python']}, {results['date']}{how}."
+    return "\n".join([where, "", *rows])
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:  # noqa: PLR2004 - three digits that mean something
+        return f"{value:,.0f}"
+    return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 10 else f"{value:.1f}"  # noqa: PLR2004 - as above
