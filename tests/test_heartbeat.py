@@ -64,6 +64,36 @@ def test_a_blocked_loop_and_a_busy_interpreter_are_not_death_and_are_told_cr_07(
     assert judge.reaper._sweep_at  # there was a judge
 
 
+SEIZED = """
+
+import ctypes
+
+
+@queue.handler("seize", timeout=None)
+async def seize(payload, job):
+    note(job, "start")
+    if job.claim == 1:
+        ctypes.PyDLL(None).sleep(3)  # a call into C that does not let go of the interpreter
+    note(job, "end")
+"""
+
+
+def test_a_c_call_that_holds_the_interpreter_longer_than_the_lease_ends_in_one_recorded_outcome_cr_07(
+    start_worker, judge, conn, effects
+):
+    """Not even the heartbeat's thread can run: it is taken for dead, and what it says after that is not written."""
+    workers = [start_worker(APP + SEIZED, "--lease", str(LEASE), env=effects.env) for _ in range(2)]
+    wait_for(lambda: conn.execute("select count(*) from redrive.workers").fetchone()[0] == 3)
+    job = insert(conn, "seize")
+    wait_for(lambda: status(conn, job) == "succeeded", 20)
+    wait_for(lambda: len(effects.ends(job)) == 2)  # the first too: at least once
+    wait_for(lambda: any("was taken from this worker" in worker.log() for worker in workers))
+    found = row(conn, job)
+    assert (found.status, found.claims) == ("succeeded", 2)
+    assert [each.error_type for each in failures(conn, job)] == ["WorkerLost"]
+    assert {effect.pid for effect in effects.ends(job)} == {worker.pid for worker in workers}
+
+
 @pytest.mark.slow
 def test_jobs_ten_times_as_long_as_the_lease_run_once_without_any_setting_cr_06_cr_08_cr_13(
     start, judge, conn, effects
