@@ -30,6 +30,7 @@ from weakref import WeakValueDictionary
 
 from redrive.errors import HandlerCrashed, MemoryLimitExceeded
 from redrive.executor import execute_here
+from redrive.job import Holder
 from redrive.payload import encode_result
 
 if TYPE_CHECKING:

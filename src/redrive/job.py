@@ -22,6 +22,7 @@ STATES = LIVE + FINISHED
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 """From which Postgres counts the microseconds of a timestamptz, in its binary format."""
+_UNIX = 946_684_800_000_000
 _FIRST = (datetime(1, 1, 2, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _LAST = (datetime(9999, 1, 1, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 
@@ -169,7 +170,7 @@ class ClaimedJob:
     @property
     def idempotency_key(self) -> str:
         """The same text at every attempt of this job, for the mail provider or the payment API to tell a repeat by."""
-        return f"{self.schema}-{self.id}-{self._created % 2**64:x}"
+        return f"{self.schema}-{self.id}-{(self._created + _UNIX) % 2**64:x}"
 
     @property
     def expired(self) -> bool:
