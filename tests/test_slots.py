@@ -17,7 +17,8 @@ from redrive import Queue
 from redrive.events import JobOverdue, JobStarted
 from redrive.executor import CANCELLED, SHUTDOWN, TIMED_OUT
 from redrive.outcome import Died, Failed, Finished, HandedBack, Retried, Succeeded
-from redrive.slots import FORKED, PREFETCH_MOST, STALE_AFTER, TRIAL, Slots
+from redrive.pace import PREFETCH_MOST, STALE_AFTER
+from redrive.slots import FORKED, TRIAL, Slots
 from support import wait_for
 from support_engine import claimed, hearing
 
@@ -259,7 +260,7 @@ class TestRoom:
                 held.slots.add([job("async")])
                 await held.until(lambda: gate.inside == 1)
                 assert held.slots.room() > 1
-                held.slots._last_end -= STALE_AFTER + 0.01
+                held.slots._pace.last_end -= STALE_AFTER + 0.01
                 assert held.slots.room() == 1
                 gate.open()
                 await held.until(lambda: held.slots.empty)
@@ -303,9 +304,9 @@ class TestHandingBack:
                 await held.until(lambda: gate.inside == 1)
                 assert held.slots.take_stale() == []
                 held.slots._waiting_since -= STALE_AFTER + 0.01
-                held.slots._last_end = time.monotonic()
+                held.slots._pace.last_end = time.monotonic()
                 assert held.slots.take_stale() == [], "one has just ended: the slot may soon be free"
-                held.slots._last_end -= STALE_AFTER + 0.01
+                held.slots._pace.last_end -= STALE_AFTER + 0.01
                 assert held.slots.take_stale() == jobs[1:]
                 assert held.slots.take_stale() == []
                 gate.open()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from redrive.events import JobOverdue, JobStarted, emit, heard
 from redrive.executor import CANCELLED, LOST, SHUTDOWN, TIMED_OUT, begin, execute_here
 from redrive.outcome import Finished, HandedBack
+from redrive.pace import STALE_AFTER, Pace
 from redrive.threads import Threads
 
 if TYPE_CHECKING:
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from redrive.handlers import Handlers
     from redrive.job import ClaimedJob
 
-PREFETCH_SECONDS = 0.1
-"""Work that is held beyond the free slots, by the measured duration of its kind."""
-PREFETCH_MOST = 1000
-STALE_AFTER = 0.5
-"""Seconds after which a job that found no slot here goes back to the others."""
 TRIAL = 10.0
 """Seconds that a job which may have killed its worker runs with nothing new beside it. What has run as long has settled
 and is no longer in its way, so one long job holds up neither the trial of another nor, after its own, the rest."""
@@ -69,10 +65,7 @@ class Slots:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._task_of: dict[int, asyncio.Task[None]] = {}
-        self._each: float | None = None
-        """Seconds that a job takes, of the usual mixture; and by kind."""
-        self._seconds: dict[str, float] = {}
-        self._last_end = 0.0
+        self._pace = Pace(concurrency)
         self._lent = 0
         self._closing = False
         self._forks = _forks
@@ -136,10 +129,7 @@ class Slots:
 
     def ahead(self, kind: str = "") -> int:
         """How many jobs of *kind* (or of the usual mixture) may wait for a slot: about 100 ms of their work."""
-        each = self._seconds.get(kind) if kind else self._each
-        if each is None or (self.running and time.monotonic() - self._last_end > STALE_AFTER):
-            return 0
-        return min(PREFETCH_MOST, int(self.concurrency * PREFETCH_SECONDS / max(each, 1e-6)))
+        return 0 if self.running and self._pace.stale else self._pace.ahead(kind)
 
     def share(self, kind: str) -> int:
         """How many jobs of *kind* to claim at most: what is free, and ahead of that what the kind's own speed allows.
@@ -164,7 +154,7 @@ class Slots:
     def take_stale(self) -> list[ClaimedJob]:
         """Take out jobs that have waited too long for a slot here, while other workers may be idle."""
         waited = time.monotonic() - self._waiting_since
-        if self._ready and waited > STALE_AFTER and time.monotonic() - self._last_end > STALE_AFTER:
+        if self._ready and waited > STALE_AFTER and self._pace.stale:
             return self.take_unstarted()
         return []
 
@@ -259,7 +249,7 @@ class Slots:
                 breath = time.monotonic()
             self._still_here()
             self._end(finished)
-            if task.cancelling() or self._last_end - breath > BREATH:
+            if task.cancelling() or self._pace.last_end - breath > BREATH:
                 await self._pause(task, asyncio.sleep(0))
                 breath = time.monotonic()
 
@@ -341,13 +331,10 @@ class Slots:
         self.running.pop(job.id, None)
         if job is self._alone:
             self._alone = None
-        if (took := finished.duration) is None:
-            self._last_end = time.monotonic()
+        if finished.duration is None:
+            self._pace.last_end = time.monotonic()
         else:
-            self._last_end = job.started + took
-            self._each = took if self._each is None else self._each + 0.1 * (took - self._each)
-            before = self._seconds.get(job.kind, took)
-            self._seconds[job.kind] = before + 0.1 * (took - before)
+            self._pace.measure(job.kind, finished.duration, job.started + finished.duration)
         self._done(finished)
         if self.starved:
             self.on_free()
