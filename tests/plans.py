@@ -1,8 +1,8 @@
 """How Postgres answers the statements that run all day: what is pinned of each, and the tables to try it on.
 
 A statement is explained as it stands in queries.sql and as a worker says it: prepared, planned for its values or for
-any. What is pinned is the index, that nothing is sorted, and how many rows of jobs and pages are touched. A walk over the
-table or over one of its indexes is thousands more.
+any. What is pinned is the index, that nothing is sorted, and how many rows of jobs and pages are touched. A walk over
+the table or over one of its indexes is thousands more.
 """
 
 from __future__ import annotations

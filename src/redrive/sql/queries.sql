@@ -314,6 +314,7 @@ WHERE j.id IS NULL OR j.cancel_requested_at IS NOT NULL
 
 -- name: write_progress
 -- A row that its handler has locked (complete() in a transaction still open) is passed over: no outcome waits for it.
+-- Looked up row by row, as in succeed_jobs.
 WITH held AS MATERIALIZED (
     SELECT j.id, g.progress
     FROM unnest(%(ids)s::bigint[], %(claims)s::int[], %(values)s::text[]) AS g(id, claim, progress)
