@@ -1,8 +1,8 @@
 """How Postgres answers the statements that run all day: what is pinned of each, and the tables to try it on.
 
 A statement is explained as it stands in queries.sql and as a worker says it: prepared, planned for its values or for
-any. What is pinned is the index, that nothing is sorted, and how much is touched: rows of jobs that are read, and pages.
-A walk over the table or over one of its indexes is thousands more.
+any. What is pinned is the index, that nothing is sorted, and how many rows of jobs and pages are touched. A walk over
+the table or over one of its indexes is thousands more.
 """
 
 from __future__ import annotations
@@ -67,6 +67,16 @@ PINS = {
     "delete_finished": Pin({"jobs_pkey"}, "jobs_pkey", 3000),
     "hand_back_strays": Pin({"jobs_running_idx"}, "jobs_running_idx", 500, walks=True),
     "cancel_requests": Pin({"jobs_pkey"}, "jobs_pkey", 3000),
+    "renew_leases": Pin({"jobs_pkey"}, "jobs_pkey", 5000),
+    "write_progress": Pin({"jobs_pkey"}, "jobs_pkey", 5000),
+    "complete_job": Pin({"jobs_pkey"}, "jobs_pkey", 100),
+    "acquit_job": Pin({"jobs_pkey"}, "jobs_pkey", 100),
+    "locked_jobs": Pin({"jobs_pkey"}, "jobs_pkey", 5000),
+    "was_written": Pin({"jobs_pkey"}, "jobs_pkey", 3000),
+    "written_outcomes": Pin({"jobs_pkey"}, "jobs_pkey", 5000),
+    "ownerless_holders": Pin({"jobs_running_idx"}, "jobs_running_idx", 500, walks=True),
+    "silent_holders": Pin({"jobs_running_idx"}, "jobs_running_idx", 2000, rows=100_000, walks=True),
+    "archive_finished": Pin({"jobs_pkey"}, "jobs_pkey", 9000),
     "insert_job": Pin({"jobs_key_idx"}, "jobs_key_idx", 200),
     "insert_jobs": Pin({"jobs_key_idx"}, "jobs_key_idx", 12_000),
 }
@@ -223,6 +233,16 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
         "delete_finished": {"ids": ids, "shortest": 1.0},
         "hand_back_strays": {"worker": "me", "known": ids, "age": 1.0},
         "cancel_requests": {"ids": ids, "claims": [1] * n, "worker": "me"},
+        "renew_leases": {"ids": ids, "worker": "me"},
+        "write_progress": {"ids": ids, "claims": [1] * n, "values": ["1"] * n, "worker": "me"},
+        "complete_job": {"id": ids[0], "claim": 1, "worker": "me", "result": None},
+        "acquit_job": {"id": ids[0], "claim": 1, "worker": "me"},
+        "locked_jobs": {"ids": ids},
+        "was_written": {"ids": ids, "claims": [1] * n, "worker": "me"},
+        "written_outcomes": {"ids": ids, "claims": [1] * n, "worker": "me"},
+        "ownerless_holders": {"own_name": "^w"},
+        "silent_holders": {"slack": 2.0, "own_name": "^w", "lease": 30.0, "foreign_age": 600.0},
+        "archive_finished": {"ids": ids, "shortest": 1.0},
         "insert_job": new | {"key": "k70", "payload": "{}"},
         "insert_jobs": new | {"keys": [f"k{i}" for i in range(500)], "payloads": ["{}"] * 500},
     }

@@ -150,9 +150,19 @@ def test_medians_pass_over_what_is_no_number_or_is_missing():
 def test_a_merge_keeps_earlier_runs_but_not_those_of_another_version(results):
     systems = SYSTEMS | {"pgqueuer": told(pgqueuer="1.7.0")}
     again = Results(results.path, HEAD, systems)
-    again.merge()
+    assert again.merge() == ["pgqueuer"]
     assert len(again.runs("drain_async", "redrive")) == 3
     assert again.runs("drain_async", "pgqueuer") == []
+
+
+def test_a_merge_does_not_forget_what_a_system_was_that_cannot_be_had_today(results):
+    again = Results(
+        results.path, HEAD, {"saq": told(saq="1.0"), "redrive": SYSTEMS["redrive"], "pgqueuer": {"not_run": "no"}}
+    )
+    again.merge()
+    assert again.content["systems"]["pgqueuer"] == SYSTEMS["pgqueuer"]
+    assert list(again.content["systems"]) == ["redrive", "graphile-500", "pgqueuer", "oban", "saq"]
+    assert len(again.runs("drain_async", "pgqueuer")) == 3
 
 
 def test_a_merge_with_another_server_is_refused(results):

@@ -1,7 +1,7 @@
 """How Postgres answers the statements that run all day: by which index, and never by a walk.
 
-Here with some ten thousand rows of each sort, where the planner has long made up its mind; `make plans` has the same with
-half a million, and with a million dead entries (tests/test_plans_full.py).
+Here with some ten thousand rows of each sort, where the planner has long made up its mind. `make plans` has the same
+with half a million, and with a million dead entries (tests/test_plans_full.py).
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def _measure(
         ready, told = _introduced(systems, scratch)
         with Server(binaries(major)) as server:
             results = Results(out, _head(server, scale), told)
-            if given.merge:
-                results.merge()
+            for name in results.merge() if given.merge else []:
+                sys.stderr.write(f"{name}: another version or other settings than in {out}: measured anew\n")
             results.save()
 
             def kept_rate(name: str) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.catalog import SYSTEMS
 from benchmarks.peers.scenarios import SCENARIOS
 
 FORMAT = 1
@@ -30,14 +31,14 @@ class Results:
             "scenarios": {},
         }
 
-    def merge(self) -> None:
-        """Take over what the file has, but for systems that are not what they were.
+    def merge(self) -> list[str]:
+        """Take over what the file has, and list the systems for which it doesn't count: they are not what they were.
 
         Raises:
             ValueError: it was measured on another server or at other sizes.
         """
         if not self.path.exists():
-            return
+            return []
         before = json.loads(self.path.read_text())
         for name in ("format", *SAME):
             if before.get(name) != self.content[name]:
@@ -49,12 +50,16 @@ class Results:
             name
             for name, now in self.content["systems"].items()
             for was in [before["systems"].get(name, now)]
-            if "not_run" in was or any(was.get(part) != now.get(part) for part in ("versions", "settings"))
+            if "not_run" not in now and any(was.get(part) != now.get(part) for part in ("versions", "settings"))
         }
-        self.content["systems"] = before["systems"] | self.content["systems"]
+        known = {name: system for name, system in self.content["systems"].items() if "not_run" not in system}
+        systems = self.content["systems"] | before["systems"] | known  # what can't be had today was measured once
+        order = [system.name for system in SYSTEMS]
+        self.content["systems"] = {name: systems[name] for name in sorted(systems, key=order.index)}
         for name, scenario in before["scenarios"].items():
             kept = {system: entry for system, entry in scenario["systems"].items() if system not in changed}
             self.content["scenarios"][name] = scenario | {"systems": kept}
+        return sorted(changed)
 
     def runs(self, scenario: str, system: str) -> list[dict[str, Any]]:
         """List the runs of a system in a scenario, so far."""

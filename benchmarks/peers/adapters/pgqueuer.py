@@ -14,11 +14,12 @@ from adapters import host
 
 BATCH = host.tune("batch", 100)
 POOL = host.tune("pool", 10)
+CHUNK = host.tune("chunk", 5_000)
 
 INFO = {
     "settings": f"asyncpg pool of {POOL}, run(batch_size={BATCH}), durability=durable, the documented autovacuum "
     f"settings applied, "
-    "uvloop; bulk = Queries.enqueue of lists, 1,000 a call",
+    f"uvloop; bulk = Queries.enqueue of lists, {CHUNK:,} a call",
     "keeps": "a row of its log for each change, not the job; outcomes are buffered for up to 100 ms",
     "versions": ["pgqueuer", "asyncpg", "uvloop"],
     "done": "select count(*) from pgqueuer_log where status = 'successful'",
@@ -41,7 +42,7 @@ async def setup():
 class Producer:
     """Enqueues on one connection."""
 
-    chunk = host.tune("chunk", host.CHUNK)
+    chunk = CHUNK
 
     async def connect(self):
         """Open the connection."""

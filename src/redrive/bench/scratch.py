@@ -20,6 +20,7 @@ from redrive.errors import InvalidOption, MigrationFailed, NoDatabase, RedriveEr
 from redrive.migrate import migrate
 from redrive.queue import Queue
 from redrive.statements import named, run
+from redrive.worker import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,12 +127,11 @@ def pinned(place: Place) -> Iterator[None]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the schema is gone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Let another Ctrl-C wait until the schema is gone."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in stop_signals()} if main else {}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -139,12 +139,12 @@ def _rows(chosen: Iterable[str], load: Load) -> int:
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """Let SIGTERM and a closed terminal end it as Ctrl-C does: the schema is dropped."""
+    from redrive.worker import stop_signals
 
     def end(*_: object) -> None:
         raise KeyboardInterrupt
 
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    before = {number: signal.signal(number, end) for number in numbers}
+    before = {number: signal.signal(number, end) for number in stop_signals()}
     try:
         yield
     finally:

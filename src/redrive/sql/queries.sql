@@ -264,9 +264,13 @@ LEFT JOIN LATERAL (
     WHERE job_id = o.id AND claim = o.claim AND worker = %(worker)s AND error_type <> 'WorkerLost'
     ORDER BY id DESC LIMIT 1
 ) f ON true
-LEFT JOIN {jobs} j ON j.id = o.id AND j.claims = o.claim AND j.status <> 'running'
-    AND (j.locked_by = %(worker)s OR j.locked_by IS NULL AND NOT EXISTS (
-        SELECT FROM {failures} l WHERE l.job_id = o.id AND l.claim = o.claim AND l.error_type = 'WorkerLost'))
+LEFT JOIN LATERAL (
+    SELECT id, status FROM {jobs}
+    WHERE id = o.id AND claims = o.claim AND status <> 'running'
+      AND (locked_by = %(worker)s OR locked_by IS NULL AND NOT EXISTS (
+          SELECT FROM {failures} l WHERE l.job_id = o.id AND l.claim = o.claim AND l.error_type = 'WorkerLost'))
+    LIMIT 1 -- a lookup a row, as in cancel_requests
+) j ON true
 WHERE f.status IS NOT NULL OR j.id IS NOT NULL
 
 -- name: locked_jobs
@@ -302,15 +306,19 @@ WHERE j.id IS NULL OR j.cancel_requested_at IS NOT NULL
 
 -- name: write_progress
 -- A row that its handler has locked (complete() in a transaction still open) is passed over: no outcome waits for it.
+-- Looked up row by row, as in succeed_jobs.
 WITH held AS MATERIALIZED (
     SELECT j.id, g.progress
     FROM unnest(%(ids)s::bigint[], %(claims)s::int[], %(values)s::text[]) AS g(id, claim, progress)
-    JOIN {jobs} j ON j.id = g.id
-    WHERE j.claims = g.claim AND j.locked_by = %(worker)s AND j.status || '' = 'running'
-    ORDER BY j.id
-    FOR NO KEY UPDATE OF j SKIP LOCKED
+    CROSS JOIN LATERAL (
+        SELECT id FROM {jobs}
+        WHERE id = g.id AND claims = g.claim AND locked_by = %(worker)s AND status || '' = 'running'
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) j
 )
-UPDATE {jobs} AS j SET progress = h.progress::jsonb FROM held h WHERE j.id = h.id
+UPDATE {jobs} AS j SET progress = h.progress::jsonb
+FROM held h
+WHERE j.id = h.id AND j.id = ANY(ARRAY(SELECT id FROM held))
 RETURNING j.id
 
 -- name: complete_job
