@@ -6,8 +6,10 @@ transaction; only on an autocommit connection, where there is none, by a transac
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from itertools import chain, islice
+from contextlib import nullcontext
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from psycopg import AsyncCursor, Cursor
@@ -19,15 +21,16 @@ from redrive.sql import query
 from redrive.statements import Statement, arun, named, noted, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from psycopg import AsyncConnection, Connection
 
 CHUNK = 5_000
+"""Payloads a statement: while the server reads one chunk from the socket, the next is encoded here."""
 
 
 class Batch:
-    """Payloads of one kind on their way into the table; the first ones have been checked.
+    """Payloads of one kind on their way into the table; the first chunks have been checked.
 
     Raises:
         InvalidOption: for a name that can't be stored, or payloads or a key that are not many.
@@ -35,61 +38,115 @@ class Batch:
     """
 
     def __init__(
-        self, schema: str, kind: str, payloads: Iterable[Any], key: Callable[[Any], str] | None, how: store.Options
+        self,
+        schema: str,
+        kind: str,
+        payloads: Iterable[Any],
+        key: Callable[[Any], str] | None,
+        how: store.Options,
+        *,
+        ids: list[int] | None = None,
+        on_chunk: Callable[[int], object] | None = None,
     ) -> None:
         if isinstance(payloads, str | bytes | Mapping):
             raise InvalidOption(f"payloads is a {type(payloads).__name__}: give a list or an iterator of payloads")
         if key is not None and not callable(key):
             raise InvalidOption(f"key is {key!r:.80}: for many jobs give a function from a payload to its key")
-        self._schema, self._kind, self._how = schema, store.name(kind, "kind"), how
-        rows = iter(store.encoded(payloads, key))
-        chunks = iter(lambda: list(islice(rows, CHUNK)), [])
-        first = list(islice(chunks, 2))
-        self._single = len(first) < 2  # noqa: PLR2004 - one chunk, or none
-        self._chunks = chain(first, chunks)
+        self._schema, self._kind, self._key, self._how = schema, store.name(kind, "kind"), key, how
+        self._ids, self._on_chunk = ids, on_chunk or (lambda _made: None)
+        self._payloads, self._places = iter(payloads), count(step=CHUNK)
+        self._ready = deque(chunk for chunk in (self._read(), self._read()) if chunk.rows())
 
     def write(self, conn: Connection[Any]) -> int:
         """Write all of it and give the number of jobs made."""
-        if self._single:
-            return sum(self._write(conn, chunk) for chunk in self._chunks)
-        if _would_begin(conn):
+        if len(self._ready) > 1 and _would_begin(conn):
             run(conn, named("clock", self._schema))  # begins the caller's transaction, as any statement of theirs would
-        with conn.transaction():
-            return sum(self._write(conn, chunk) for chunk in self._chunks)
+        made = 0
+        with conn.transaction() if len(self._ready) > 1 else nullcontext():
+            while self._ready:
+                chunk, following = self._ready.popleft(), self._read()
+                made += self._write(conn, chunk, following)
+                self._wrote(made, following)
+        return made
 
     async def awrite(self, conn: AsyncConnection[Any]) -> int:
         """Write all of it and give the number of jobs made."""
-        if self._single:
-            return sum([await self._awrite(conn, chunk) for chunk in self._chunks])
-        if _would_begin(conn):
+        if len(self._ready) > 1 and _would_begin(conn):
             await arun(conn, named("clock", self._schema))
-        async with conn.transaction():
-            return sum([await self._awrite(conn, chunk) for chunk in self._chunks])
+        made = 0
+        async with conn.transaction() if len(self._ready) > 1 else nullcontext():
+            while self._ready:
+                chunk, following = self._ready.popleft(), self._read()
+                made += await self._awrite(conn, chunk, following)
+                self._wrote(made, following)
+        return made
 
-    def _write(self, conn: Connection[Any], chunk: list[store.Row]) -> int:
-        if _piped(conn) or not store.copyable(chunk, self._how):
-            return len(run(conn, self._insert(chunk)))
-        text = store.copy_text(self._kind, chunk, self._how)
+    def _read(self) -> _Chunk:
+        return _Chunk(list(islice(self._payloads, CHUNK)), self._key, next(self._places))
+
+    def _wrote(self, made: int, following: _Chunk) -> None:
+        self._on_chunk(made)
+        if following.rows():
+            self._ready.append(following)
+
+    def _write(self, conn: Connection[Any], chunk: _Chunk, following: _Chunk) -> int:
+        if not self._copyable(conn, chunk):
+            return self._made(run(conn, self._insert(chunk)))
         with noted(), Cursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
-            copy.write(text)
-        return len(chunk)
+            copy.write(chunk.text(self._kind, self._how))
+            following.encode()
+        return len(chunk.rows())
 
-    async def _awrite(self, conn: AsyncConnection[Any], chunk: list[store.Row]) -> int:
-        if _piped(conn) or not store.copyable(chunk, self._how):
-            return len(await arun(conn, self._insert(chunk)))
-        text = store.copy_text(self._kind, chunk, self._how)
+    async def _awrite(self, conn: AsyncConnection[Any], chunk: _Chunk, following: _Chunk) -> int:
+        if not self._copyable(conn, chunk):
+            return self._made(await arun(conn, self._insert(chunk)))
         with noted():
             async with AsyncCursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
-                await copy.write(text)
-        return len(chunk)
+                await copy.write(chunk.text(self._kind, self._how))
+                following.encode()
+        return len(chunk.rows())
 
-    def _insert(self, chunk: list[store.Row]) -> Statement[Any]:
-        return store.insert_many(self._schema, self._kind, chunk, self._how)
+    def _copyable(self, conn: Connection[Any] | AsyncConnection[Any], chunk: _Chunk) -> bool:
+        piped = conn.info.pipeline_status != PipelineStatus.OFF  # COPY can't be said there
+        return self._ids is None and not piped and store.copyable(chunk.rows(), self._how)
+
+    def _insert(self, chunk: _Chunk) -> Statement[Any]:
+        return store.insert_many(self._schema, self._kind, chunk.rows(), self._how)
+
+    def _made(self, rows: Sequence[Any]) -> int:
+        if self._ids is not None:
+            self._ids += [row.id for row in rows]
+        return len(rows)
+
+
+class _Chunk:
+    """Some of the payloads: read while the connection is free, for the caller's code may want it; encoded any time."""
+
+    def __init__(self, payloads: list[Any], key: Callable[[Any], str] | None, start: int) -> None:
+        self._payloads, self._key, self._start = payloads, key, start
+        self._rows: list[store.Row] | None = None
+        self._error: Exception | None = None
+
+    def encode(self) -> None:
+        """Encode them; what is wrong with one is raised by :meth:`rows`, when the caller can be told."""
+        if self._rows is None:
+            try:
+                self._rows = list(store.encoded(self._payloads, self._key, self._start))
+            except Exception as error:  # noqa: BLE001 - kept, not lost
+                self._rows, self._error = [], error
+            self._payloads = []
+
+    def rows(self) -> list[store.Row]:
+        """Give them encoded, each with its key."""
+        self.encode()
+        if self._error is not None:
+            raise self._error
+        return self._rows or []
+
+    def text(self, kind: str, how: store.Options) -> str:
+        """Give them as the text that ``copy_jobs`` takes."""
+        return store.copy_text(kind, self.rows(), how)
 
 
 def _would_begin(conn: Connection[Any] | AsyncConnection[Any]) -> bool:
     return not conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
-
-
-def _piped(conn: Connection[Any] | AsyncConnection[Any]) -> bool:
-    return conn.info.pipeline_status != PipelineStatus.OFF  # COPY can't be said there

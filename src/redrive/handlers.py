@@ -63,6 +63,8 @@ class Enqueuer(Protocol):
         *,
         connection: Connection[Any] | None = None,
         key: Callable[[Any], str] | None = None,
+        ids: list[int] | None = None,
+        on_chunk: Callable[[int], object] | None = None,
         **options: Unpack[Wishes],
     ) -> int:
         """Enqueue a job for each payload."""
@@ -74,6 +76,8 @@ class Enqueuer(Protocol):
         *,
         connection: AsyncConnection[Any] | None = None,
         key: Callable[[Any], str] | None = None,
+        ids: list[int] | None = None,
+        on_chunk: Callable[[int], object] | None = None,
         **options: Unpack[Wishes],
     ) -> int:
         """Enqueue a job for each payload from async code."""
@@ -149,10 +153,13 @@ class Handler(Generic[P, R]):
         *,
         connection: Connection[Any] | None = None,
         key: Callable[[Any], str] | None = None,
+        ids: list[int] | None = None,
+        on_chunk: Callable[[int], object] | None = None,
         **options: Unpack[Wishes],
     ) -> int:
         """Enqueue a job of this kind for each payload; see :meth:`redrive.Queue.enqueue_many`."""
-        return self.queue.enqueue_many(self.kind, payloads, connection=connection, key=key, **options)
+        how: dict[str, Any] = {"connection": connection, "key": key, "ids": ids, "on_chunk": on_chunk, **options}
+        return self.queue.enqueue_many(self.kind, payloads, **how)
 
     async def enqueue_many_async(
         self,
@@ -160,10 +167,13 @@ class Handler(Generic[P, R]):
         *,
         connection: AsyncConnection[Any] | None = None,
         key: Callable[[Any], str] | None = None,
+        ids: list[int] | None = None,
+        on_chunk: Callable[[int], object] | None = None,
         **options: Unpack[Wishes],
     ) -> int:
         """Enqueue a job of this kind for each payload, from async code."""
-        return await self.queue.enqueue_many_async(self.kind, payloads, connection=connection, key=key, **options)
+        how: dict[str, Any] = {"connection": connection, "key": key, "ids": ids, "on_chunk": on_chunk, **options}
+        return await self.queue.enqueue_many_async(self.kind, payloads, **how)
 
 
 class Handlers:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from redrive.payload import decode
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -25,8 +27,6 @@ EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _UNIX = 946_684_800_000_000
 _FIRST = (datetime(1, 1, 2, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 _LAST = (datetime(9999, 1, 1, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
-
-_from_json = json.JSONDecoder().raw_decode  # what Postgres wrote from jsonb has no white space around it
 
 
 def moment(microseconds: int) -> datetime:
@@ -88,6 +88,17 @@ class ClaimedJob:
 
     # Made for every job that runs, so what is the same for nearly all of them stands here, and what is seldom asked for
     # is worked out when it is. Hence also no __slots__: they allow no values of the class.
+    id: int
+    kind: str
+    attempt: int
+    """1 at the first try."""
+    max_attempts: int
+    claim: int
+    crashes: int
+    priority: int
+    lane: str
+    due: int
+    """run_at, in microseconds since 2000."""
     alone = False
     """It may have killed its worker, and is on trial."""
     reclaims = 0
@@ -140,7 +151,7 @@ class ClaimedJob:
         Raises:
             ValueError: when Python can't hold what a stranger wrote; it is the job's failure and no one else's.
         """
-        return _from_json(self._payload)[0]
+        return decode(self._payload)
 
     @property
     def worker(self) -> str:
@@ -180,7 +191,7 @@ class ClaimedJob:
     @property
     def last_attempt(self) -> bool:
         """Whether a failure of this try would be the job's death."""
-        return bool(self.attempt >= self.max_attempts)
+        return self.attempt >= self.max_attempts
 
     @property
     def should_stop(self) -> bool:

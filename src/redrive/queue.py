@@ -167,20 +167,23 @@ class Queue:
         *,
         connection: psycopg.Connection[Any] | None = None,
         key: Callable[[Any], str] | None = None,
+        ids: list[int] | None = None,
+        on_chunk: Callable[[int], object] | None = None,
         **options: Unpack[store.Wishes],
     ) -> int:
         """Enqueue a job for each payload and give the number of jobs made; all of them or, on an error, none.
 
         The payloads are read in chunks, so an iterator of any length does; more than one chunk is written within a
         savepoint of the caller's transaction, or on an autocommit connection in a transaction of its own. With *key*,
-        a function from payload to key, those whose key lives already make no job and are not counted.
+        a function from payload to key, those whose key lives already make no job and are not counted. *ids* is a list
+        to which the ids of the new jobs are added, at some cost; *on_chunk* is told how many there are so far.
 
         Raises:
             InvalidPayload: with the place of the bad payload; nothing was written by this call.
         """
         if connection is not None:
             _demand(connection, psycopg.Connection, "enqueue_many", "enqueue_many_async")
-        batch = self._batch(kind, payloads, key, options)
+        batch = Batch(self.schema, kind, payloads, key, self._options(kind, options), ids=ids, on_chunk=on_chunk)
         with nullcontext(connection) if connection is not None else self.pool.connection() as conn:
             return batch.write(conn)
 
@@ -191,12 +194,14 @@ class Queue:
         *,
         connection: psycopg.AsyncConnection[Any] | None = None,
         key: Callable[[Any], str] | None = None,
+        ids: list[int] | None = None,
+        on_chunk: Callable[[int], object] | None = None,
         **options: Unpack[store.Wishes],
     ) -> int:
         """Enqueue a job for each payload from async code; see :meth:`enqueue_many`."""
         if connection is not None:
             _demand(connection, psycopg.AsyncConnection, "enqueue_many_async", "enqueue_many")
-        batch = self._batch(kind, payloads, key, options)
+        batch = Batch(self.schema, kind, payloads, key, self._options(kind, options), ids=ids, on_chunk=on_chunk)
         async with nullcontext(connection) if connection is not None else self.pool.async_connection() as conn:
             return await batch.awrite(conn)
 
@@ -356,11 +361,6 @@ class Queue:
             f"the key of this {kind!r} job belongs to one that this transaction's snapshot can't see: "
             "enqueue in READ COMMITTED"
         )
-
-    def _batch(
-        self, kind: str, payloads: Iterable[Any], key: Callable[[Any], str] | None, options: Mapping[str, Any]
-    ) -> Batch:
-        return Batch(self.schema, kind, payloads, key, self._options(kind, options))
 
 
 def _demand(connection: Any, wanted: type, method: str, other: str) -> None:

@@ -130,18 +130,17 @@ def copy_text(kind: str, chunk: Sequence[Row], how: Options) -> str:
     """Write a batch as the text that ``copy_jobs`` takes."""
     before = _copied(name(kind, "kind")) + "\t"
     after = f"\t{how.priority}\t{how.max_attempts}\t{_copied(how.lane)}\n"
-    return "".join([before + _copied(payload) + after for payload, _ in chunk])
+    return before + (after + before).join([payload.replace("\\", "\\\\") for payload, _ in chunk]) + after
 
 
 def _copied(text: str) -> str:
     escaped = text.replace("\\", "\\\\")
-    # JSON text has none of these, names may.
     return escaped.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
-def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None) -> Iterable[Row]:
-    """Check and encode each payload, with its key; the error of a bad one names its place in the batch."""
-    for number, payload in enumerate(payloads):
+def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None, start: int = 0) -> Iterable[Row]:
+    """Check and encode each payload, with its key; the error of a bad one names its place, counted from *start*."""
+    for number, payload in enumerate(payloads, start):
         try:
             yield _encoded(payload), None if key is None else name(key(payload), "key")
         except (InvalidOption, InvalidPayload) as error:
@@ -335,7 +334,7 @@ def name(value: Any, what: str, *, empty: bool = False) -> str:
 
 
 def _encoded(payload: Any) -> str:
-    return encode({} if payload is None else dump(payload))
+    return encode({} if payload is None else payload if payload.__class__ is dict else dump(payload))
 
 
 def _metadata(value: Any) -> str | None:
