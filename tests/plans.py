@@ -281,11 +281,16 @@ def call(name: str, given: dict[str, Any]) -> Composed:
 
 
 def explain(
-    conn: psycopg.Connection, said: Composed, mode: str, *, times: int = 0, seqscan: str = "on"
+    conn: psycopg.Connection, said: Composed, mode: str, *, times: int = 0, free: bool = True
 ) -> dict[str, Any]:
-    """Explain a call that is carried out and taken back, after as many of the same."""
+    """Explain a call that is carried out and taken back, after as many of the same.
+
+    *free*: the planner may do what it likes, and is not held to indexes as in a worker's session.
+    """
     with conn.transaction(force_rollback=True):
-        conn.execute(f"SET LOCAL enable_seqscan = {seqscan}")
+        if not free:
+            conn.execute("SET LOCAL enable_seqscan = off")
+            conn.execute("SET LOCAL enable_bitmapscan = off")
         conn.execute(f"SET LOCAL plan_cache_mode = {mode}")
         for _ in range(times):
             with conn.transaction(force_rollback=True):
@@ -355,7 +360,11 @@ def look(
             # the sixth time is the first for which Postgres may prefer the plan for any values
             times = 6 if mode == "auto" else 0
             plan = explain(
-                conn, call(name, given[name]), mode, times=times, seqscan="off" if kept or PINS[name].helped else "on"
+                conn,
+                call(name, given[name]),
+                mode,
+                times=times,
+                free=not (kept or PINS[name].helped),
             )
             found += [f"{when}, {mode}: {name} {fault}" for fault in faults(plan, PINS[name], dead)]
     return found
