@@ -42,7 +42,7 @@ contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its scrip
 	else echo "contract: skipped, no $(CONTRACT)"; fi
 
 plans: $(VENV)/.dev ## Pin the plans of the hot statements at half a million rows: some minutes
-	$(BIN)/python -m pytest -m plans --durations 0 $(TESTS)
+	$(BIN)/python -m pytest -m plans -o faulthandler_timeout=900 --durations 0 $(TESTS)
 
 soak: $(VENV)/.dev ## A steady load under long transactions: make soak MINUTES=60 RATE=800 WORKERS=1
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --rate $(RATE) --workers $(WORKERS) --out benchmarks/soak
