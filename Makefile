@@ -11,7 +11,7 @@ WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format types imports check contract plans bench bench-page soak bench-peers demo clean
+.PHONY: help setup test lint format types imports check contract plans bench bench-page soak sweep bench-peers demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,10 +42,13 @@ contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its scrip
 	else echo "contract: skipped, no $(CONTRACT)"; fi
 
 plans: $(VENV)/.dev ## Pin the plans of the hot statements at half a million rows: some minutes
-	$(BIN)/python -m pytest -m plans --durations 0 $(TESTS)
+	$(BIN)/python -m pytest -m plans -o faulthandler_timeout=900 --durations 0 $(TESTS)
 
 soak: $(VENV)/.dev ## A steady load under long transactions: make soak MINUTES=60 RATE=800 WORKERS=1
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --rate $(RATE) --workers $(WORKERS) --out benchmarks/soak
+
+sweep: $(VENV)/.dev ## Measure looks from the head of a lane over a million dead entries, and how long late jobs wait
+	$(BIN)/python -m benchmarks.sweep
 
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo

@@ -12,12 +12,13 @@ import pytest
 
 from plans import pinned, table
 from redrive import store
+from redrive.job import Holder
 from redrive.lanes import PATIENCE, Lanes
 from redrive.statements import run
 
 PAGE = 1e-4
 """Seconds that a page is said to take, so that a look from the head over some thousand is a dear one."""
-KIND = ("mail", 5, "")
+HOLDER = Holder("me", "redrive", None, None)
 TOUCHED = """
     SELECT sum(pg_stat_get_xact_blocks_fetched(oid))::int
     FROM pg_class WHERE relnamespace = 'redrive'::regnamespace AND relname LIKE 'jobs%'
@@ -41,7 +42,7 @@ class Claimer:
         plan = self.lanes.plan(limit, lambda _kind: limit, self.now)
         with self.conn.transaction():
             before = self.touched()
-            jobs = run(self.conn, store.claim("redrive", "claim_jobs", **plan.params(), worker="me"))
+            jobs = run(self.conn, store.claim(HOLDER, **plan.params()))
             pages = self.touched() - before
         self.now += pages * PAGE
         self.lanes.claimed(plan, jobs, pages * PAGE, self.now)

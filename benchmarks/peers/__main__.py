@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--merge", action="store_true", help="keep what is in the file and measure what it lacks")
     parser.add_argument("--report", action="store_true", help="only write RESULTS.md from what was measured")
-    parser.add_argument("--quiet-wait", type=float, default=60.0, help="seconds to wait for a quiet machine (60)")
+    parser.add_argument("--quiet-wait", type=float, default=20.0, help="seconds to wait for a quiet machine (20)")
     parser.add_argument("--retries", type=int, default=1, help="how often a noisy measurement is made again (1)")
     parser.add_argument("--folder", type=Path, default=CHECKOUT / "benchmarks", help="where results.json and all go")
     parser.add_argument("--out", type=Path, help="another file than FOLDER/peers.json")

@@ -31,7 +31,7 @@ class Patience:
 
     quiet: float = 0.15
     """A measurement begins once the rest of the machine uses less than this, or when `wait` is over."""
-    wait: float = 60.0
+    wait: float = 20.0
     noisy: float = 0.25
     """A measurement beside more than this is noisy, and made again."""
     retries: int = 1
