@@ -1,4 +1,4 @@
-"""Many jobs in one call: what is asked for on the way, and what a bad payload far behind the first ones leaves behind."""
+"""Many jobs in one call: what is asked for on the way, and what a bad payload far behind the first leaves behind."""
 
 from __future__ import annotations
 
