@@ -45,6 +45,7 @@ TRIAL_LOOK = 0.1
 WAKE_EVERY = 0.05
 CLAIM_MOST = 1000
 AUDIT_EVERY = 60.0
+AUDITS = 2
 """A claim whose answer was lost may be committed after the look for strays, by a server that was slow: look again."""
 AUDIT_AGE = 45.0
 """Age from which a job in nobody's hands is a stray for certain: more than the longest statement takes."""
@@ -99,7 +100,7 @@ class Producer(Service):
         self._slots.starved = False
         self._asked = self._question = self._vain_looks = 0
         self._in_doubt = False
-        self._audit_at = time.monotonic() + AUDIT_EVERY
+        self._audits, self._audit_at = 0, float("inf")
         self._woke_other_at = 0.0
         slots.on_free = self._slot_freed
         self._loop = asyncio.get_running_loop()
@@ -222,7 +223,7 @@ class Producer(Service):
         pause = polls[number] if number < len(polls) else self._poll
         if not self._listener.hears:
             pause = min(DEAF_POLL, self._poll)
-        self._asleep_until = min(now + pause * random.uniform(0.9, 1.0), self._due_at)
+        self._asleep_until = min(now + pause * random.uniform(1.0, 1.1), self._due_at)
         return max(0.0, self._asleep_until - now)
 
     async def _survey(self) -> bool:
@@ -286,7 +287,8 @@ class Producer(Service):
         await self._control.run(
             named("hand_back_strays", self._control.schema, worker=self._holder.name, known=self._known(), age=age)
         )
-        self._in_doubt, self._audit_at = False, now + AUDIT_EVERY
+        self._audits = AUDITS if self._in_doubt else self._audits - 1
+        self._in_doubt, self._audit_at = False, now + AUDIT_EVERY if self._audits > 0 else float("inf")
 
     async def _let_another_watch(self, *, full: bool = False) -> None:
         """A sentry without room would be woken for nothing: let go of the lock, and wake one that may take it."""

@@ -48,6 +48,8 @@ class Reaper(Service):
         a NOTIFY, which nobody sends while there is no sentry."""
         self._on_dead = on_dead
         self._sweep_at = 0.0
+        self._silent = True
+        """Whether a worker has fallen silent since the last look at the sentry; before the first look nobody knows."""
         self._ownerless: dict[str, float] = {}
 
     async def tick(self) -> float:
@@ -60,6 +62,7 @@ class Reaper(Service):
             return self._heartbeat.evidence_since + self._settings.lease - now
         if now < min(self._sweep_at, self._heartbeat.next_silent):
             return self._pause(now)
+        self._silent = self._silent or now >= self._heartbeat.next_silent
         self._heartbeat.next_silent = float("inf")  # until the next beat knows better
         self._sweep_at = now + min(SWEEP_EVERY, 2 * self._settings.lease)
         if await self._reap(await self._orphaned(now)) >= BATCH:
@@ -108,7 +111,10 @@ class Reaper(Service):
             self._tell(row)
         if reaped:
             await self._control.run(named("wake", schema))
-        ended = await self._control.run(named("end_silent_sentries", schema), given=self._may_judge)
+        ended: list[Any] = []
+        if self._silent or reaped:
+            ended = await self._control.run(named("end_silent_sentries", schema), given=self._may_judge)
+            self._silent = False
         if reaped or ended:
             self.on_reaped()
         return max(len(reaped), len(buried))
