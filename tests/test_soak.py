@@ -43,7 +43,8 @@ def test_a_soak_of_seconds_loses_nothing_and_draws_what_it_saw(db, conn, tmp_pat
     assert verdict["claims"] > 0
     assert conn.execute("SELECT count(*) FROM redrive.jobs WHERE status = 'succeeded'").fetchone() == (verdict["jobs"],)
     document = json.loads((tmp_path / "soak.json").read_text())
-    assert {len(column) for column in document["samples"].values()} == {3}
+    [samples] = {len(column) for column in document["samples"].values()}
+    assert samples >= 2
     assert document["verdict"] == verdict
     assert max(document["samples"]["horizon_age"]) > 0
     ET.fromstring((tmp_path / "soak.svg").read_text())  # noqa: S314 - ours
