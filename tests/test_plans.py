@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from plans import SHAPES, bury, call, fill, look, marks, matrix, pinned, prepare, table
+from redrive import Queue
 
 ROWS = 40_000
 
@@ -38,6 +39,25 @@ def test_statistics_from_before_the_first_lease(db):
         conn.execute("ANALYZE redrive.jobs")
         conn.execute("UPDATE redrive.jobs SET status = 'running', locked_by = 'me', claims = 1, locked_at = now()")
         assert look(conn, "before the first lease", ("succeed_jobs", "finish_jobs", "cancel_requests")) == []
+
+
+def test_a_batch_with_keys_never_goes_by_a_plan_from_when_the_table_was_small(db):
+    """In a session of the user's, where walks are allowed: half a million keys by half a million jobs."""
+    queue = Queue(db)
+    with table(db) as conn:
+        conn.prepare_threshold = 0
+        conn.execute("SET plan_cache_mode = force_generic_plan")
+        conn.execute("ANALYZE redrive.jobs")
+        for batch in range(7):
+            queue.enqueue_many("mail", [{}] * 2, key=lambda _, batch=batch: f"first {batch}", connection=conn)
+        fill(conn, "pending", ROWS)
+        touched = "SELECT pg_stat_get_xact_blocks_fetched('redrive.jobs'::regclass)"
+        with conn.transaction():
+            before = conn.execute(touched).fetchone()[0]
+            numbers = iter(range(500))
+            queue.enqueue_many("mail", [{}] * 500, key=lambda _: f"new {next(numbers)}", connection=conn)
+            assert conn.execute(touched).fetchone()[0] - before < 10_000
+    queue.close()
 
 
 SWITCHES = ("enable_hashjoin", "enable_mergejoin", "enable_material", "enable_hashagg", "enable_sort")

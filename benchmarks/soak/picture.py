@@ -10,6 +10,8 @@ from typing import Any
 
 WIDTH, LEFT, RIGHT = 920, 64, 132
 TOP, PANEL, GAP = 74, 96, 40
+LINE = 15
+"""The height of a label."""
 POINTS = 400
 """The most points of a line: of more, each point is the worst of several."""
 STYLE = """
@@ -98,13 +100,13 @@ def _panel(panel: Panel, at: Sequence[float], end: float, top: float) -> list[st
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y(step):.1f}" y2="{y(step):.1f}"/>')
         label = f"{step:g}" if step < 1000 else f"{step:,.0f}"  # noqa: PLR2004 # where digits want grouping
         parts.append(f'<text class="axis" x="{LEFT - 8}" y="{y(step) + 4:.1f}" text-anchor="end">{label}</text>')
+    labels: list[tuple[float, str, str]] = []
     if panel.bar is not None:
         level = y(panel.bar)
         parts.append(
             f'<line class="bar" x1="{LEFT}" x2="{right}" y1="{level:.1f}" y2="{level:.1f}" stroke-dasharray="5 4"/>'
-            f'<text class="fbar" x="{right + 8}" y="{level + 4:.1f}">bar: {panel.bar:g}</text>'
         )
-    ends: list[float] = [] if panel.bar is None else [y(panel.bar) + 4]
+        labels.append((level, "fbar", f"bar: {panel.bar:g}"))
     for letter, (name, values) in zip("ab", panel.lines, strict=False):
         points = thinned(list(zip(at, values, strict=True)))
         path = " ".join(f"{x(second):.1f},{y(value):.1f}" for second, value in points)
@@ -113,9 +115,9 @@ def _panel(panel: Panel, at: Sequence[float], end: float, top: float) -> list[st
             parts.append(f'<polygon class="area" points="{first:.1f},{bottom} {path} {last:.1f},{bottom}"/>')
         parts.append(f'<polyline class="line {letter}" points="{path}"/>')
         if values:
-            place = _free(y(values[-1]) + 4, ends, bottom)
-            words = f"{name} {_rounded(values[-1])}".strip()
-            parts.append(f'<text class="f{letter}" x="{right + 8}" y="{place:.1f}">{escape(words)}</text>')
+            labels.append((y(values[-1]), f"f{letter}", f"{name} {_rounded(values[-1])}".strip()))
+    for place, style, words in spread(labels, bottom):
+        parts.append(f'<text class="{style}" x="{right + 8}" y="{place + 4:.1f}">{escape(words)}</text>')
     return parts
 
 
@@ -128,13 +130,14 @@ def thinned(
     return [worst(part, key=lambda point: point[1]) for part in parts]
 
 
-def _free(place: float, taken: list[float], bottom: float) -> float:
-    """Find a line for a label that no other label has."""
-    for offset in (0, 15, -15, 30, -30):
-        if all(abs(place + offset - other) >= 14 for other in taken) and place + offset <= bottom + 14:  # noqa: PLR2004 # a line's height
-            taken.append(place + offset)
-            return place + offset
-    return place
+def spread(labels: Sequence[tuple[float, str, str]], bottom: float) -> list[tuple[float, str, str]]:
+    """Move labels up, from the lowest on, until each has a line of its own, in the order of what they stand at."""
+    free, placed = bottom + LINE / 2, []
+    for place, style, words in sorted(labels, reverse=True):
+        free = min(place, free)
+        placed.append((free, style, words))
+        free -= LINE
+    return placed
 
 
 def _steps(highest: float, count: int) -> list[float]:

@@ -38,6 +38,9 @@ class Statement(Generic[T]):
     binary: bool = False
     loaders: Sequence[tuple[str, type[Loader]]] = ()
     """How values of certain types are read, where the driver's way is not wanted."""
+    kept: bool = True
+    """The session may keep its plan. Not where one made while the table was small would walk it once it has grown, and
+    the session is the user's, with settings of its own."""
 
 
 def named(name: str, schema: str, /, **params: Any) -> Statement[Any]:
@@ -59,7 +62,7 @@ def run(conn: Connection[Any], statement: Statement[T]) -> list[T]:
     """Run *statement* on the caller's connection, within whatever transaction it is in."""
     with noted(), Cursor(conn, row_factory=statement.row) as cursor:
         _prepare(cursor, statement)
-        cursor.execute(statement.sql, statement.params, binary=statement.binary)
+        cursor.execute(statement.sql, statement.params, prepare=_prepared(statement), binary=statement.binary)
         return cursor.fetchall() if _answers(cursor) else []
 
 
@@ -68,7 +71,7 @@ async def arun(conn: AsyncConnection[Any], statement: Statement[T]) -> list[T]:
     with noted():
         async with AsyncCursor(conn, row_factory=statement.row) as cursor:
             _prepare(cursor, statement)
-            await cursor.execute(statement.sql, statement.params, binary=statement.binary)
+            await cursor.execute(statement.sql, statement.params, prepare=_prepared(statement), binary=statement.binary)
             return await cursor.fetchall() if _answers(cursor) else []
 
 
@@ -87,6 +90,10 @@ def noted() -> Iterator[None]:
 def _prepare(cursor: Cursor[Any] | AsyncCursor[Any], statement: Statement[Any]) -> None:
     for type_name, loader in statement.loaders:
         cursor.adapters.register_loader(type_name, loader)
+
+
+def _prepared(statement: Statement[Any]) -> bool | None:
+    return None if statement.kept else False
 
 
 def _answers(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:

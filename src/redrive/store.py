@@ -5,7 +5,7 @@ Options are checked here, before any SQL: a caller's transaction is never broken
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -117,7 +117,7 @@ def insert_many(schema: str, kind: str, chunk: Sequence[Row], how: Options) -> S
     first = {row[1]: row for row in reversed(chunk)}
     rows = [row for row in chunk if row[1] is None or first[row[1]] is row]  # a conflict would burn an id
     params: dict[str, Any] = {"payloads": [row[0] for row in rows], "keys": [row[1] for row in rows]}
-    return named("insert_jobs", schema, kind=name(kind, "kind"), **params, **vars(how))
+    return replace(named("insert_jobs", schema, kind=name(kind, "kind"), **params, **vars(how)), kept=False)
 
 
 def copyable(chunk: Sequence[Row], how: Options) -> bool:
