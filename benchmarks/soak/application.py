@@ -72,11 +72,15 @@ _run = Control.run
 _claims: dict[int, tuple[Any, bool]] = {}
 
 
+def _text(statement: Statement[Any]) -> str:
+    return statement.sql.decode() if isinstance(statement.sql, bytes) else statement.sql.as_string(None)
+
+
 async def _timed(self: Control, statement: Statement[Any], **how: Any) -> list[Any]:
     """Say a statement; if it is a claim, note how long the worker had to wait for its answer."""
     known = _claims.get(id(statement.sql))
     if known is None or known[0] is not statement.sql:
-        known = _claims[id(statement.sql)] = statement.sql, MARK in statement.sql.as_string(None)
+        known = _claims[id(statement.sql)] = statement.sql, MARK in _text(statement)
     if not known[1]:
         return await _run(self, statement, **how)
     began = time.monotonic()

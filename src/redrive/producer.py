@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MOMENT = 0.002
 """The pause awake, before the worker begins to fall asleep."""
+FLOW = 0.004
+"""The pause while every claim finds something: a claim costs the same for one job as for ten."""
 LOOKS = (0.0, 0.005, 0.02, 0.08, 0.32)
 """Pauses between the looks after the lock was taken: for rows whose commit was on its way."""
 POLLS = (1.0, 2.0)
@@ -96,6 +98,8 @@ class Producer(Service):
         self._vain = self._vain_rounds = 0
         self._vain_at = 0.0
         self._explained = False
+        self._flowing = False
+        """Whether the last claim found something: then the next probably will."""
         self._woken = False
         self._slots.starved = False
         self._asked = self._question = self._vain_looks = 0
@@ -141,7 +145,8 @@ class Producer(Service):
             self._woken = False
             return await self._after_wake_up(room)
         now = time.monotonic()
-        due = self._lanes.any_rich or now < self._survey_held  # too dear to look: claim from the marks instead
+        # In a flow, and where a look is too dear, claim at once; a claim that finds nothing writes nothing either.
+        due = self._lanes.any_rich or self._flowing or now < self._survey_held
         if not due or now >= self._survey_at:
             due = await self._survey() or due
         first = self._trial_is_due()
@@ -192,6 +197,7 @@ class Producer(Service):
         return random.uniform(*VAIN_PAUSE)
 
     async def _pause(self, jobs: Sequence[ClaimedJob], room: int) -> float:
+        flowing, self._flowing = self._flowing, bool(jobs)
         if jobs:
             self.found = True
         else:
@@ -204,7 +210,7 @@ class Producer(Service):
         if jobs:
             self._step = self._vain = 0
             self._explained = True
-            return MOMENT
+            return FLOW if flowing else MOMENT
         if self._vain > 0:
             self._vain, self._vain_at = self._vain - 1, time.monotonic()
             return random.uniform(*VAIN_PAUSE)

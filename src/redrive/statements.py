@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from psycopg import AsyncCursor, Cursor, errors
+from psycopg.pq import ExecStatus
 from psycopg.rows import namedtuple_row, scalar_row
 
-from redrive.sql import query
+from redrive.sql import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ _NOT_THERE = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFun
 class Statement(Generic[T]):
     """A query, its parameters, and the type of a row of its answer."""
 
-    sql: Composed
+    sql: bytes | Composed
     row: BaseRowFactory[T]
     params: Mapping[str, Any] | None = None
     binary: bool = False
@@ -45,12 +46,12 @@ class Statement(Generic[T]):
 
 def named(name: str, schema: str, /, **params: Any) -> Statement[Any]:
     """Build the statement *name* of ``queries.sql``; its rows are named tuples."""
-    return Statement(query(name, schema), namedtuple_row, params)
+    return Statement(spoken(name, schema), namedtuple_row, params)
 
 
 def numbered(name: str, schema: str, /, **params: Any) -> Statement[int]:
     """Build the statement *name* of ``queries.sql`` whose answer is ids: they come as plain numbers."""
-    return Statement(query(name, schema), scalar_row, params, binary=True)
+    return Statement(spoken(name, schema), scalar_row, params, binary=True)
 
 
 def as_array(numbers: list[int]) -> str:
@@ -98,4 +99,4 @@ def _prepared(statement: Statement[Any]) -> bool | None:
 
 def _answers(cursor: Cursor[Any] | AsyncCursor[Any]) -> bool:
     # In pipeline mode nothing is known before it is fetched, and what is run there always answers.
-    return cursor.pgresult is None or cursor.description is not None
+    return cursor.pgresult is None or cursor.pgresult.status == ExecStatus.TUPLES_OK

@@ -17,7 +17,7 @@ from redrive.errors import InvalidOption, InvalidPayload
 from redrive.job import STATES, ClaimedJob, Holder, Job
 from redrive.payload import encode
 from redrive.settings import seconds
-from redrive.sql import query
+from redrive.sql import spoken
 from redrive.statements import Statement, named
 from redrive.typed import dump
 
@@ -162,12 +162,12 @@ def _claim(name: str, holder: Holder, row: Callable[..., ClaimedJob], params: di
     # Times are read as the number that comes, which is quick and can hold what Python's datetime can't.
     params |= {"worker": holder.name}
     times = (("timestamptz", Int8BinaryLoader),)
-    return Statement(query(name, holder.schema), lambda _cursor: row, params, binary=True, loaders=times)
+    return Statement(spoken(name, holder.schema), lambda _cursor: row, params, binary=True, loaders=times)
 
 
 def get(schema: str, job_id: int) -> Statement[Job]:
     """Fetch a job's row."""
-    return Statement(query("get_job", schema), class_row(Job), {"id": job_id})
+    return Statement(spoken("get_job", schema), class_row(Job), {"id": job_id})
 
 
 def failures(schema: str, job_id: int) -> Statement[Any]:
@@ -194,7 +194,7 @@ def list_jobs(
         "before": before,
         "limit": limit,
     }
-    return Statement(query("list_jobs", schema), class_row(Job), params)
+    return Statement(spoken("list_jobs", schema), class_row(Job), params)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,17 +269,17 @@ def dead_groups(
 
 def counts(schema: str) -> Statement[Any]:
     """Count jobs by kind and state."""
-    return Statement(query("count_jobs", schema), namedtuple_row)
+    return Statement(spoken("count_jobs", schema), namedtuple_row)
 
 
 def workers(schema: str) -> Statement[Any]:
     """List the worker processes and how long ago each gave a sign of life."""
-    return Statement(query("list_workers", schema), namedtuple_row)
+    return Statement(spoken("list_workers", schema), namedtuple_row)
 
 
 def oldest_due(schema: str) -> Statement[Any]:
     """Give the age of the oldest due job of each kind that has one, in seconds."""
-    return Statement(query("oldest_due", schema), namedtuple_row)
+    return Statement(spoken("oldest_due", schema), namedtuple_row)
 
 
 def _state(status: str | None) -> str | None:

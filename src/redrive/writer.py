@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -91,7 +92,7 @@ class Writer(Service):
         self._progress = Latest()
         self._acquitted: deque[ClaimedJob] = deque()
         self._progress_at = 0.0
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def put(self, finished: Finished) -> None:
         """Take an outcome, from the loop or from a handler's thread."""
@@ -161,6 +162,9 @@ class Writer(Service):
         if self._woken:
             return
         self._woken = True
+        if threading.get_ident() == self._thread:  # no need to wake the loop that is running this
+            self._loop.call_soon(self._arrived)
+            return
         try:
             self._loop.call_soon_threadsafe(self._arrived)
         except RuntimeError:  # the loop is closed: a thread outlived its worker, whose jobs were handed back

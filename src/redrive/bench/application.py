@@ -17,7 +17,7 @@ from redrive.bench.tally import NANOSECONDS, Report, Tally, peak_mb
 from redrive.connections import Control
 from redrive.events import WorkerStarted, WorkerStopped, WorkerStopping, subscribe
 from redrive.queue import Queue
-from redrive.sql import query
+from redrive.sql import spoken
 
 if TYPE_CHECKING:
     from redrive.statements import Statement
@@ -62,7 +62,7 @@ def watch(directory: Path) -> None:
     async def run(self: Control, statement: Statement[Any], **how: Any) -> list[Any]:
         began = time.monotonic()
         rows = await say(self, statement, **how)
-        claim = statement.sql is query("claim_jobs", self.schema)
+        claim = statement.sql is spoken("claim_jobs", self.schema)
         if claim:
             report.claimed(began, time.monotonic() - began, len(rows))
         tally.add(statements=1, claims=claim)
