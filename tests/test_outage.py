@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 
 from engine import APP, Effects, Inside, failures, insert, measured, row, sentries, sessions, states, status
 from proxy import Proxy
-from redrive import Dead, Discard, Queue, Retry, Snooze, events, listener, producer
+from redrive import Dead, Discard, Queue, Retry, Snooze, events, listener
 from redrive.migrate import migrate
 from support import wait_for
 
@@ -351,9 +351,8 @@ def test_an_outcome_whose_answer_was_lost_is_written_and_told_once_cn_04(db, con
     assert [type(event) for event in dead] == [events.JobDied]
 
 
-def test_a_claim_that_is_committed_after_it_was_given_up_is_found_by_the_audit(queue, conn, monkeypatch):
+def test_a_claim_that_is_committed_after_it_was_given_up_is_found_by_the_audit(queue, conn):
     """While what the worker has in its hands is left alone, however long ago it was claimed."""
-    monkeypatch.setattr(producer, "AUDIT_EVERY", 0.2)
     ended = threading.Event()
     queue.handler("long", timeout=None)(lambda payload: ended.wait(20))
     with Inside(queue, poll=0.2) as inside:
@@ -363,6 +362,7 @@ def test_a_claim_that_is_committed_after_it_was_given_up_is_found_by_the_audit(q
         young = insert(conn, "job", locked_at=conn.execute("select now()").fetchone()[0], **claimed)
         stray = insert(conn, "job", locked_at="2020-01-01", **claimed)
         conn.execute("update redrive.jobs set locked_at = '2020-01-01' where id = %s", (held,))
+        inside.worker.producer._audit_at = 0.0  # some time after a claim whose answer did not come
         wait_for(lambda: status(conn, stray) == "succeeded", 5)
         assert (status(conn, held), status(conn, young)) == ("running", "running")
         ended.set()

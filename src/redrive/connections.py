@@ -168,7 +168,7 @@ class Control:
         nonce = secrets.token_hex(8)
         try:
             conn = await psycopg.AsyncConnection.connect(
-                conninfo(self._dsn, application=self._application, nonce=nonce), autocommit=True, prepare_threshold=0
+                conninfo(self._dsn, application=self._application, nonce=nonce), autocommit=True, prepare_threshold=1
             )
         except psycopg.OperationalError as error:
             if "startup parameter" not in str(error):

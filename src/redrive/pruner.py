@@ -115,7 +115,8 @@ class Pruner(Service):
                 "first": Literal(month.first),
                 "past": Literal(month.past),
             }
-            statement = Statement(compose(text_of("add_archive_month"), schema, **names), psycopg.rows.tuple_row)
+            text = compose(text_of("add_archive_month"), schema, **names)
+            statement = Statement(text, psycopg.rows.tuple_row, kept=False)  # two commands, which can't be prepared
             try:
                 await self._control.run(statement)
             except psycopg.Error as error:

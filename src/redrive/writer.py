@@ -162,11 +162,9 @@ class Writer(Service):
         if self._woken:
             return
         self._woken = True
-        if threading.get_ident() == self._thread:  # no need to wake the loop that is running this
-            self._loop.call_soon(self._arrived)
-            return
+        here = threading.get_ident() == self._thread  # no need to wake the loop that is running this
         try:
-            self._loop.call_soon_threadsafe(self._arrived)
+            (self._loop.call_soon if here else self._loop.call_soon_threadsafe)(self._arrived)
         except RuntimeError:  # the loop is closed: a thread outlived its worker, whose jobs were handed back
             _log.debug("outcome after the worker's end")
 
