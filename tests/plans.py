@@ -78,12 +78,12 @@ PINS = {
     "ownerless_holders": Pin({"jobs_running_idx"}, "jobs_running_idx", 500, walks=True),
     "silent_holders": Pin({"jobs_running_idx"}, "jobs_running_idx", 6000, rows=100_000, walks=True),
     "archive_finished": Pin({"jobs_pkey"}, "jobs_pkey", 9000),
-    "insert_job": Pin({"jobs_key_idx"}, "jobs_key_idx", 200),
+    "insert_keyed_job": Pin({"jobs_key_idx"}, "jobs_key_idx", 200),
     "insert_jobs": Pin({"jobs_key_idx"}, "jobs_key_idx", 12_000),
 }
 
 
-PRODUCERS = {"insert_job", "insert_jobs"}
+PRODUCERS = {"insert_keyed_job", "insert_jobs"}
 """Said in sessions of the user's, with the user's settings."""
 
 
@@ -244,7 +244,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
         "ownerless_holders": {"own_name": "^w"},
         "silent_holders": {"slack": 2.0, "own_name": "^w", "lease": 30.0, "foreign_age": 600.0},
         "archive_finished": {"ids": ids, "shortest": 1.0},
-        "insert_job": new | {"key": "k70", "payload": "{}"},
+        "insert_keyed_job": new | {"key": "k70", "payload": "{}"},
         "insert_jobs": new | {"keys": [f"k{i}" for i in range(500)], "payloads": ["{}"] * 500},
     }
 

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 import support
 from redrive import Queue
-from redrive.pool import KEPT, Pool
+from redrive.pool import KEPT, PREPARE_AFTER, Pool
 
 MINE = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'redrive queue' AND datname = current_database()"
 END = (
@@ -51,13 +52,35 @@ def test_it_is_autocommit_with_keepalives_and_a_name_to_be_seen_by(db):
     pool = Pool(db)
     with pool.connection() as conn:
         assert conn.autocommit
-        assert conn.prepare_threshold is None
         given = conn.info.get_parameters()
     assert (given["application_name"], given["keepalives_idle"], given["connect_timeout"]) == (
         "redrive queue",
         "10",
         "5",
     )
+    pool.close()
+
+
+def test_where_no_pooler_shares_the_session_statements_are_prepared(db):
+    pool = Pool(db)
+    with pool.connection() as first, pool.connection() as second:
+        assert (first.prepare_threshold, second.prepare_threshold) == (PREPARE_AFTER, PREPARE_AFTER)
+        for _ in range(PREPARE_AFTER + 1):
+            first.execute("SELECT %s::int", [1])
+        assert first.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (1,)
+    pool.close()
+
+    async def scenario():
+        async with Pool(db).async_connection() as conn:
+            return conn.prepare_threshold
+
+    assert asyncio.run(scenario()) == PREPARE_AFTER
+
+
+def test_options_of_the_users_own_stay(db):
+    pool = Pool(make_conninfo(db, options="-c work_mem=5MB"))
+    with pool.connection() as conn, pool.connection() as another:
+        assert [each.execute("SHOW work_mem").fetchone() for each in (conn, another)] == [("5MB",), ("5MB",)]
     pool.close()
 
 

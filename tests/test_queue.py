@@ -320,7 +320,7 @@ def test_what_is_refused_is_refused_before_any_sql_and_the_transaction_goes_on(q
             queue.enqueue_many(kind, [{}, given["payload"]], **many, connection=own)
         assert queue.enqueue("mail", {}, connection=own).created
         own.execute("COMMIT")
-    assert verbs(server_log) == ["BEGIN", "WITH", "COMMIT"]
+    assert verbs(server_log) == ["BEGIN", "INSERT", "COMMIT"]
     assert count(conn) == 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import select
 import threading
 import weakref
@@ -17,13 +18,17 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from redrive.connections import conninfo
+from redrive.statements import arun, named, run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 KEPT = 4
+PREPARE_AFTER = 2
+"""Uses after which a statement is prepared: planning an enqueue costs as much again as running it."""
 
 AnyConnection = psycopg.BaseConnection[Any]
 C = TypeVar("C", psycopg.Connection[Any], psycopg.AsyncConnection[Any])
@@ -34,14 +39,15 @@ class Pool:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = conninfo(dsn, application="redrive queue")
+        self._direct: bool | None = None
+        """Whether a session is ours alone, so that statements can be prepared in it; the first connection finds out."""
         self._begin()
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
         """Lend an autocommit connection; one that breaks is closed, and a stale idle one is replaced before use."""
         self._after_fork()
-        # No prepared statements: whether a pooler stands in between isn't known on this path.
-        conn = self._take(self._idle) or psycopg.Connection.connect(self._dsn, autocommit=True, prepare_threshold=None)
+        conn = self._take(self._idle) or self._connect()
         try:
             yield conn
         except BaseException:
@@ -56,9 +62,7 @@ class Pool:
         self._forget_closed_loops()
         with self._lock:
             idle = self._async_idle[asyncio.get_running_loop()]
-        conn = self._take(idle) or await psycopg.AsyncConnection.connect(
-            self._dsn, autocommit=True, prepare_threshold=None
-        )
+        conn = self._take(idle) or await self._aconnect()
         try:
             yield conn
         except BaseException:
@@ -71,6 +75,50 @@ class Pool:
         self._after_fork()
         with self._lock:
             _end_all(self._pid, self._idle, self._async_idle)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        if self._direct is not None:
+            return psycopg.Connection.connect(self._dsn, **self._how())
+        marked, nonce = _marked(self._dsn)
+        try:
+            conn = psycopg.Connection.connect(marked, autocommit=True, prepare_threshold=None)
+        except psycopg.OperationalError as error:
+            self._refused(error)
+            return self._connect()
+        try:
+            [facts] = run(conn, named("session_facts", ""))
+        except BaseException:
+            conn.close()
+            raise
+        self._direct = facts.nonce == nonce
+        conn.prepare_threshold = self._how()["prepare_threshold"]
+        return conn
+
+    async def _aconnect(self) -> psycopg.AsyncConnection[Any]:
+        if self._direct is not None:
+            return await psycopg.AsyncConnection.connect(self._dsn, **self._how())
+        marked, nonce = _marked(self._dsn)
+        try:
+            conn = await psycopg.AsyncConnection.connect(marked, autocommit=True, prepare_threshold=None)
+        except psycopg.OperationalError as error:
+            self._refused(error)
+            return await self._aconnect()
+        try:
+            [facts] = await arun(conn, named("session_facts", ""))
+        except BaseException:
+            await conn.close()
+            raise
+        self._direct = facts.nonce == nonce
+        conn.prepare_threshold = self._how()["prepare_threshold"]
+        return conn
+
+    def _how(self) -> dict[str, Any]:
+        return {"autocommit": True, "prepare_threshold": PREPARE_AFTER if self._direct else None}
+
+    def _refused(self, error: psycopg.OperationalError) -> None:
+        if "startup parameter" not in str(error):
+            raise error
+        self._direct = False  # by a pooler, to which the mark is no parameter it knows
 
     def _begin(self) -> None:
         self._pid = os.getpid()
@@ -110,6 +158,13 @@ class Pool:
         if self._pid != os.getpid():
             _end_all(self._pid, self._idle, self._async_idle)
             self._begin()
+
+
+def _marked(dsn: str) -> tuple[str, str]:
+    """Give *dsn* with a mark in its session's settings, and the mark: a session that doesn't show it is shared."""
+    nonce = secrets.token_hex(8)
+    options = conninfo_to_dict(dsn).get("options") or ""
+    return make_conninfo(dsn, options=f"{options} -c redrive.session={nonce}".strip()), nonce
 
 
 def _usable(conn: AnyConnection) -> bool:

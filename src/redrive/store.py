@@ -101,15 +101,11 @@ def options(
 
 
 def insert(schema: str, kind: str, payload: Any, key: str | None, how: Options) -> Statement[Any]:
-    """Enqueue one job. No row in the answer: say it again, see ``insert_job``."""
-    return named(
-        "insert_job",
-        schema,
-        kind=name(kind, "kind"),
-        payload=_encoded(payload),
-        key=None if key is None else name(key, "key"),
-        **vars(how),
-    )
+    """Enqueue one job. No row in the answer: say it again, see ``insert_keyed_job``."""
+    job = {"kind": name(kind, "kind"), "payload": _encoded(payload), **vars(how)}
+    if key is None:
+        return named("insert_job", schema, **job)
+    return named("insert_keyed_job", schema, key=name(key, "key"), **job)
 
 
 def insert_many(schema: str, kind: str, chunk: Sequence[Row], how: Options) -> Statement[Any]:

@@ -5,11 +5,19 @@
 ------------------------------------------------------------------------------------------------ what producers say
 
 -- name: insert_job
+INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, lane, expires_at, metadata)
+SELECT %(kind)s::text, %(payload)s::text::jsonb,
+       coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
+       %(priority)s::smallint, %(max_attempts)s::int, %(lane)s::text,
+       coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
+       %(metadata)s::text::jsonb
+RETURNING id, true AS created
+
+-- name: insert_keyed_job
 -- The live job of the same key is looked for first, so that a duplicate burns no id; ON CONFLICT settles the race.
 -- No row at all means that the rival was committed after this snapshot and is gone or not yet visible: say it again.
 WITH existing AS (
-    SELECT id FROM {jobs}
-    WHERE %(key)s::text IS NOT NULL AND key = %(key)s::text AND status IN ('pending', 'running')
+    SELECT id FROM {jobs} WHERE key = %(key)s::text AND status IN ('pending', 'running')
 ), created AS (
     INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
     SELECT %(kind)s::text, %(payload)s::text::jsonb,
