@@ -156,16 +156,16 @@ class Producer(Service):
         return await self._pause(jobs, room)
 
     async def _after_wake_up(self, room: int) -> float:
-        """Claim at once; the lock is let go meanwhile, so that writers notify nobody while this worker is awake."""
+        """Claim at once. Then the lock is let go, so that writers notify nobody while this worker is awake."""
         if not self._survey_at:  # the very first look: as yet no lane is known but the kinds' own
             await self._survey()
-        rising = asyncio.ensure_future(self._listener.rise())
         try:
             jobs = await self._claim(room)
             if not jobs and await self._survey() and not self._trial_is_due():
                 jobs = await self._claim(room)
+            await asyncio.sleep(0)  # the handlers first
         finally:
-            await asyncio.wait({rising})
+            await self._listener.rise()
         if jobs:
             return await self._pause(jobs, room)
         self._step = 0
