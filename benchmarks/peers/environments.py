@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.peers.catalog import Environment
+from benchmarks.peers.catalog import CHECKOUT, Environment
 
 PATIENCE = 900.0
 """Seconds that one installation may take."""
@@ -35,7 +35,9 @@ def program(environment: Environment) -> list[str]:
     """
     home = cache() / environment.name
     interpreter = _node() if environment.node else str(_python(environment.python))
-    wanted = "\n".join([interpreter, *environment.requires]) + "\n"
+    # What this checkout needs may have changed since.
+    own = [CHECKOUT.joinpath("pyproject.toml").read_text()] if f"--editable={CHECKOUT}" in environment.requires else []
+    wanted = "\n".join([interpreter, *environment.requires, *own]) + "\n"
     ready = home / "ready"
     if not ready.exists() or ready.read_text() != wanted:
         shutil.rmtree(home, ignore_errors=True)

@@ -33,6 +33,8 @@ FLOW = 0.004
 LOOKS = (0.0, 0.005, 0.02, 0.08, 0.32)
 """Pauses between the looks after the lock was taken: for rows whose commit was on its way."""
 POLLS = (1.0, 2.0)
+TOGETHER = 0.001
+"""The pause after a slot was freed, in which others may be."""
 VAIN_PAUSE = (0.05, 0.1)
 VAIN_LOOKS = 3
 """Looks at due jobs that can't be had, since others have locked them, before a worker that runs once leaves them."""
@@ -100,7 +102,7 @@ class Producer(Service):
         self._explained = False
         self._flowing = False
         """Whether the last claim found something: then the next probably will."""
-        self._woken = False
+        self._woken = self._freed = False
         self._slots.starved = False
         self._asked = self._question = self._vain_looks = 0
         self._in_doubt = False
@@ -135,6 +137,9 @@ class Producer(Service):
         await self.hand_back_strays()
         if self._trial_is_due():
             return await self._hold_trial()
+        if self._freed:  # jobs that began together end together: one claim for all of them
+            self._freed = False
+            await asyncio.sleep(TOGETHER)
         self._slots.starved = True  # before looking: a slot that is freed in a thread meanwhile wakes this loop
         room = min(CLAIM_MOST, self._slots.room())
         if room <= 0:
@@ -315,4 +320,5 @@ class Producer(Service):
         # Called for every job, from the loop and from threads.
         if self._slots.starved and self._slots.room() > 0:
             self._slots.starved = False
+            self._freed = True
             self._loop.call_soon_threadsafe(self.wake)
