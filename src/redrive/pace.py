@@ -9,7 +9,7 @@ import time
 
 PREFETCH_SECONDS = 0.1
 """Work that is held beyond the free slots, by the measured duration of its kind."""
-PREFETCH_MOST = 1000
+PREFETCH_MOST = 2000
 STALE_AFTER = 0.5
 """Seconds without an end after which past durations say nothing, and a job that found no slot goes back to others."""
 _WEIGHT = 0.1
