@@ -132,8 +132,8 @@ class Child:
             Failed: it could not, or did not answer.
         """
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(command).encode() + b"\n")  # type: ignore[union-attr]
-            self.process.stdin.flush()  # type: ignore[union-attr]
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")  # type: ignore[union-attr] # a pipe: we made it
+            self.process.stdin.flush()  # type: ignore[union-attr] # as above
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> dict[str, Any]:

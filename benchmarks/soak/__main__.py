@@ -119,7 +119,7 @@ def workers(dsn: str, notes: Path, count: int) -> Iterator[list[int]]:
     with log.open("wb") as out:
         # a session of their own: Ctrl-C is ours to mean something by
         running = [
-            subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True)  # noqa: S603
+            subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out, start_new_session=True)  # noqa: S603 - ourselves
             for _ in range(count)
         ]
     try:

@@ -99,7 +99,7 @@ def query(name: str, schema: str) -> Composed:
 
 @cache
 def spoken(name: str, schema: str) -> bytes | Composed:
-    """Give the statement as it is best sent: its bytes, since to compose it anew each time is a tenth of its cost.
+    """Give the statement as it is best sent: its bytes, which the driver need not compose anew each time.
 
     A schema that is spelt in other letters than ASCII waits for the connection that knows the encoding.
     """
