@@ -38,7 +38,7 @@ def _work(conn: psycopg.Connection[Any], schema: str) -> None:
     mark: tuple[str, int] = ("-infinity", -(2**63))
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         while True:
-            where = {"marks": [mark[0]], "mark_ids": [mark[1]], "worker": WORKER}
+            where = {"starts": [mark[0]], "start_ids": [mark[1]], "ends": [], "end_ids": [], "worker": WORKER}
             cursor.execute(claim, lane | where, prepare=True, binary=True)
             rows: list[Any] = sorted(cursor.fetchall(), key=_by_id)
             if not rows:

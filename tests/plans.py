@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
-from redrive.lanes import Survey
+from redrive.lanes import Lanes
 from redrive.sql import query
 
 KINDS = ["mail", "export", "hook"]
@@ -203,13 +203,15 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
             "priorities": [lane[1] for lane in LANES],
             "lanes": [lane[2] for lane in LANES],
             "quotas": [20] * len(LANES),
-            "marks": [mark for mark, _ in start],
-            "mark_ids": [mark_id for _, mark_id in start],
+            "starts": [mark for mark, _ in start],
+            "start_ids": [mark_id for _, mark_id in start],
+            "ends": [],
+            "end_ids": [],
             "limit": 100,
             "worker": "me",
         },
         "claim_alone": {"kinds": KINDS, "worker": "me"},
-        "survey_lanes": Survey(KINDS).params(),
+        "survey_lanes": Lanes(KINDS).look(),
         "oldest_due": {},
         "succeed_jobs": {"ids": ids, "claims": [1] * n, "worker": "me"},
         "finish_jobs": {"ids": ids, "claims": [1] * n, "worker": "me", "max_crashes": 3}

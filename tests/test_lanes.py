@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive.job import EPOCH
-from redrive.lanes import FORGET_AFTER, HEAD, LOOK_BACK, PATIENCE, SLOW, Lanes
+from redrive.lanes import DEAR, FORGET_AFTER, LONGEST, PATIENCE, Lanes, Survey
+from redrive.trail import HEAD, LOOK_BACK
 from support_engine import NOW, claimed
 
-QUICK = SLOW / 2
-DEAR = 0.1
+QUICK = DEAR / 4
+SLOW = 0.1
 
 
 def many(_kind: str) -> int:
@@ -31,8 +32,16 @@ def micros(at: float) -> int:
     return (NOW + timedelta(seconds=at) - EPOCH) // timedelta(microseconds=1)
 
 
-def found(kind: str, *, priority: int = 5, lane: str = "", due_in: float = -1.0) -> Any:
-    return SimpleNamespace(kind=kind, priority=priority, lane=lane, due_in=due_in)
+def instant(text: str) -> int:
+    return (datetime.fromisoformat(text) - EPOCH) // timedelta(microseconds=1)
+
+
+def found(kind: str, *, priority: int = 5, lane: str = "", due_in: float = -1.0, number: int = 1) -> Any:
+    return SimpleNamespace(kind=kind, priority=priority, lane=lane, run_at=micros(due_in), id=number)
+
+
+def surveyed(lanes: Lanes, *rows: Any, now: float = 1.0, took: float = QUICK) -> Survey:
+    return lanes.surveyed([*rows, SimpleNamespace(run_at=micros(0), suspects=False)], took, now)
 
 
 def keys(plan: Any) -> list[tuple[str, int, str]]:
@@ -44,6 +53,9 @@ class Table:
     """Pending rows by lane, and the claim as queries.sql says it."""
 
     rows: dict[tuple[str, int, str], list[Any]] = field(default_factory=dict)
+    dead: dict[tuple[str, int, str], list[tuple[int, int]]] = field(default_factory=dict)
+    """What was taken is still walked over."""
+    walked: int = 0
 
     def add(self, *jobs: Any) -> None:
         for each in jobs:
@@ -51,17 +63,37 @@ class Table:
         for lane in self.rows.values():
             lane.sort(key=lambda one: (one.due, one.id))
 
-    def survey(self) -> list[Any]:
-        return [found(kind, priority=priority, lane=lane) for (kind, priority, lane), rows in self.rows.items() if rows]
+    def survey(self, lanes: Lanes) -> list[Any]:
+        look = lanes.look()
+        known = zip(look["kinds"], look["priorities"], look["lanes"], strict=True)
+        starts = dict(zip(known, zip(look["starts"], look["start_ids"], strict=True), strict=True))
+        firsts = []
+        for key, rows in self.rows.items():
+            time, number = starts.get(key, ("-infinity", 0))
+            start = HEAD if time == "-infinity" else (instant(time), number)
+            ahead = [row for row in rows if (row.due, row.id) > start]
+            first = (ahead[0].due, ahead[0].id) if ahead else (2**63, 0)
+            self.walked += sum(start < each < first for each in self.dead.get(key, ()))
+            firsts += ahead[:1]
+        return [
+            SimpleNamespace(**vars(found(r.kind, priority=r.priority, lane=r.lane)) | {"run_at": r.due, "id": r.id})
+            for r in firsts
+        ]
 
     def claim(self, plan: Any) -> list[Any]:
         taken: list[Any] = []
-        for lane, quota, mark in zip(plan.lanes, plan.quotas, plan.marks, strict=True):
+        ends = plan.ends or [(2**63, 0)] * len(plan.lanes)
+        for lane, quota, start, end in zip(plan.lanes, plan.quotas, plan.starts, ends, strict=True):
             rows = self.rows.get((lane.kind, lane.priority, lane.name), [])
-            ahead = [row for row in rows if mark is HEAD or (row.due, row.id) > mark]
-            taken += ahead[: min(quota, plan.limit - len(taken))]
-        for row in taken:
-            self.rows[row.kind, row.priority, row.lane].remove(row)
+            ahead = [row for row in rows if start < (row.due, row.id) <= end]
+            dead = self.dead.setdefault((lane.kind, lane.priority, lane.name), [])
+            ahead = ahead[: min(quota, plan.limit - len(taken))]
+            reached = (ahead[-1].due, ahead[-1].id) if len(ahead) == quota else end
+            self.walked += sum(start < each <= reached for each in dead)
+            for row in ahead:
+                taken.append(row)
+                rows.remove(row)
+                dead.append((row.due, row.id))
         return taken[::-1]  # UPDATE … RETURNING promises no order
 
     @property
@@ -76,16 +108,33 @@ class Claimer:
     table: Table
     lanes: Lanes
     now: float = 100.0
-    took: float = QUICK
+    step: float = 0.0
+    """Seconds that it takes to walk over a dead entry."""
+
+    def took(self, walked: int) -> float:
+        took = QUICK + (self.table.walked - walked) * self.step
+        self.now += took
+        return took
 
     def turn(self, limit: int, share: Any = many) -> list[Any]:
-        self.now += 0.01 + self.took
+        self.now += 0.01
+        jobs: list[Any] = []
+        walked = self.table.walked
+        if behind := self.lanes.sweep(limit, share, self.now):
+            taken = self.table.claim(behind)
+            jobs = self.lanes.swept(behind, taken, self.took(walked), self.now)
+            assert len(jobs) <= limit
+        if len(jobs) == limit:
+            return jobs
         if not self.lanes.any_rich:
-            due, _ = self.lanes.surveyed(self.table.survey(), self.now)
-            if not due:
-                return []
-        plan = self.lanes.plan(limit, share, self.now)
-        jobs = self.lanes.claimed(plan, self.table.claim(plan), self.took, self.now)
+            walked = self.table.walked
+            now = SimpleNamespace(run_at=micros(10_000), suspects=False)
+            found = [*self.table.survey(self.lanes), now]
+            if not self.lanes.surveyed(found, self.took(walked), self.now).due:
+                return jobs
+        plan, walked = self.lanes.plan(limit - len(jobs), share, self.now), self.table.walked
+        taken = self.table.claim(plan)
+        jobs += self.lanes.claimed(plan, taken, self.took(walked), self.now)
         assert len(jobs) <= limit
         return jobs
 
@@ -111,10 +160,10 @@ class TestOrder:
     def test_a_delayed_job_holds_up_nothing_else_of_its_lane(self):
         """CL-08: the survey of a lane whose first job is not due says when it will be."""
         lanes = Lanes(["a"])
-        due, soonest = lanes.surveyed([found("a", due_in=3600), found("a", lane="x", due_in=7)], now=1)
-        assert (due, soonest) == (False, 7)
-        due, soonest = lanes.surveyed([found("a", due_in=3600), found("a", lane="x", due_in=0)], now=1)
-        assert (due, soonest) == (True, 3600)
+        seen = surveyed(lanes, found("a", due_in=3600), found("a", lane="x", due_in=7))
+        assert (seen.due, seen.due_in) == (False, 7)
+        seen = surveyed(lanes, found("a", due_in=3600), found("a", lane="x", due_in=0))
+        assert (seen.due, seen.due_in) == (True, 3600)
 
 
 class TestFairness:
@@ -155,39 +204,87 @@ class TestFairness:
 
 
 class TestMarks:
-    def claimer(self, **settings: Any) -> Claimer:
+    def claimer(self) -> Claimer:
         table = Table()
         table.add(*(job("a", n, at=n * 10) for n in range(100)))
-        return Claimer(table, Lanes(["a"]), **settings)
+        return Claimer(table, Lanes(["a"]))
+
+    def dear(self) -> Claimer:
+        """Give one that was quick at first, and has taken all."""
+        claimer = self.claimer()
+        claimer.turn(1)
+        plan = claimer.lanes.plan(200, many, claimer.now + 3)
+        claimer.lanes.claimed(plan, claimer.table.claim(plan), SLOW + 2 * DEAR, claimer.now)
+        assert not claimer.lanes.heads_are_cheap
+        return claimer
 
     def test_a_lane_that_filled_its_quota_is_looked_at_from_where_it_stopped(self):
         claimer = self.claimer()
         claimer.turn(10)
         plan = claimer.lanes.plan(10, many, claimer.now + 0.01)
-        assert list(plan.marks) == [(micros(90), 9)]
+        assert list(plan.starts) == [(micros(90), 9)]
 
     def test_a_lane_that_came_back_short_is_looked_at_from_its_head(self):
         claimer = self.claimer()
         claimer.turn(200)
         plan = claimer.lanes.plan(10, many, claimer.now + 0.01)
-        assert plan.marks[0] is HEAD
-        assert plan.params()["marks"] == ["-infinity"]
+        assert plan.starts[0] is HEAD
+        assert plan.params()["starts"] == ["-infinity"]
 
     def test_while_a_look_from_the_head_is_dear_a_lane_is_looked_at_from_shortly_before_its_mark(self):
-        claimer = self.claimer(took=DEAR)
-        claimer.turn(200)
-        plan = claimer.lanes.plan(10, many, claimer.now + 0.01)
-        assert list(plan.marks) == [(micros(990) - LOOK_BACK, 0)]
-        later = claimer.lanes.plan(10, many, claimer.now + DEAR * PATIENCE + 0.01)
-        assert later.marks[0] is HEAD
-        assert claimer.lanes.head_held_until > claimer.now
+        claimer = self.dear()
+        mark = claimer.lanes.plan(10, many, claimer.now).lanes[0].trail.mark
+        assert list(claimer.lanes.plan(10, many, claimer.now).starts) == [(mark[0] - LOOK_BACK, 0)]
+        later = claimer.lanes.plan(10, many, claimer.now + 3600)
+        assert later.starts[0] is not HEAD, "that is what the pieces are for"
+
+    def test_the_way_behind_is_looked_through_in_pieces_with_a_pause_as_long_as_each_took(self):
+        claimer = self.dear()
+        behind = claimer.lanes.sweep(10, many, claimer.now)
+        assert behind.starts[0] is HEAD
+        assert behind.ends[0] == behind.lanes[0].trail.mark
+        claimer.lanes.swept(behind, [], SLOW, claimer.now)
+        assert claimer.lanes.sweep(10, many, claimer.now + SLOW * PATIENCE - 0.01) is None
+        assert claimer.lanes.sweep(10, many, claimer.now + SLOW * PATIENCE + 0.01) is not None
+
+    def test_a_piece_that_took_long_is_two_the_next_time(self):
+        claimer = self.dear()
+        lengths = []
+        for _ in range(4):
+            claimer.now += LONGEST
+            count = 0
+            while (behind := claimer.lanes.sweep(10, many, claimer.now)) is not None:
+                count += len(behind.lanes)
+                claimer.lanes.swept(behind, [], SLOW, claimer.now)
+                claimer.now += LONGEST
+                if behind.ends[-1] == behind.lanes[0].trail.mark:
+                    break
+            lengths.append(count)
+        assert lengths == [1, 2, 4, 8]
+
+    def test_once_the_whole_way_is_cheap_again_it_is_looked_at_from_the_heads(self):
+        claimer = self.dear()
+        behind = claimer.lanes.sweep(10, many, claimer.now)
+        claimer.lanes.swept(behind, [], QUICK, claimer.now)
+        assert claimer.lanes.heads_are_cheap
+        assert claimer.lanes.plan(10, many, claimer.now + 2).whole
+
+    def test_what_others_have_taken_is_not_walked_over_again(self):
+        """The mark of a worker that finds nothing moves with the time, as far as its look has seen nothing."""
+        lanes = Lanes(["a"])
+        surveyed(lanes, took=SLOW)
+        surveyed(lanes)
+        assert list(lanes.plan(1, many, 1.0).starts) == [(micros(0) - LOOK_BACK, 0)]
+        surveyed(lanes, found("a", due_in=5, number=7))
+        assert lanes.plan(1, many, 1.0).lanes[0].trail.mark == (micros(5), 6)
 
     def test_a_claim_that_takes_its_time_because_it_brings_much_is_not_dear(self):
         table = Table()
         table.add(*(job("a", n) for n in range(1000)))
-        claimer = Claimer(table, Lanes(["a"]), took=SLOW * 5)
-        claimer.turn(2000)
-        assert claimer.lanes.head_held_until <= claimer.now
+        lanes = Lanes(["a"])
+        plan = lanes.plan(2000, many, 1.0)
+        lanes.claimed(plan, table.claim(plan), DEAR * 5, 1.0)
+        assert lanes.heads_are_cheap
 
     def test_a_row_committed_far_behind_the_mark_is_found_within_seconds_although_the_lane_stays_full(self):
         claimer = self.claimer()
@@ -201,7 +298,7 @@ class TestMarks:
 
     def test_a_row_with_a_run_at_before_all_time_and_any_id_is_found_from_the_head(self):
         mark = Lanes(["a"]).plan(1, many, 100.0).params()
-        assert (mark["marks"], mark["mark_ids"]) == (["-infinity"], [-(2**63)])
+        assert (mark["starts"], mark["start_ids"]) == (["-infinity"], [-(2**63)])
 
     def test_marks_never_go_back(self):
         claimer = self.claimer()
@@ -210,15 +307,15 @@ class TestMarks:
         claimer.now += 5
         claimer.turn(1)
         plan = claimer.lanes.plan(10, many, claimer.now + 0.001)
-        assert plan.marks[0] >= (micros(490), 49)
+        assert plan.lanes[0].trail.mark >= (micros(490), 49)
 
 
 class TestMemory:
     def test_a_lane_that_nobody_has_seen_for_long_is_forgotten_but_never_a_kinds_own(self):
         lanes = Lanes(["a", "b"])
-        lanes.surveyed([found("a", lane="tenant"), found("b", priority=1)], now=1000.0)
+        surveyed(lanes, found("a", lane="tenant"), found("b", priority=1), now=1000.0)
         assert len(keys(lanes.plan(10, many, 1000.0))) == 4
-        lanes.surveyed([found("b", priority=1)], now=1000.0 + FORGET_AFTER + 1)
+        surveyed(lanes, found("b", priority=1), now=1000.0 + FORGET_AFTER + 1)
         assert sorted(keys(lanes.plan(10, many, 2000.0))) == [("a", 5, ""), ("b", 1, ""), ("b", 5, "")]
 
     def test_a_lane_that_was_claimed_from_is_not_forgotten(self):
@@ -228,55 +325,51 @@ class TestMemory:
         claimer.turn(1)
         claimer.now += FORGET_AFTER
         claimer.turn(1)
-        claimer.lanes.surveyed([], claimer.now + 1)
+        surveyed(claimer.lanes, now=claimer.now + 1)
         assert ("a", 5, "tenant") in keys(claimer.lanes.plan(1, many, claimer.now))
 
 
 LANES = st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(["", "x", "y"]))
 JOBS = st.lists(st.tuples(LANES, st.integers(-5000, 5000)), max_size=80)
-COST = st.sampled_from([QUICK, QUICK, DEAR])
-TURNS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), COST, JOBS), min_size=1, max_size=8)
+STEP = st.sampled_from([0.0, 0.0001, 0.002, 0.02])
+TURNS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), JOBS), min_size=1, max_size=8)
 
 
 class TestNothingIsOverlooked:
-    @given(turns=TURNS)
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    def test_whatever_is_committed_when_and_however_dear_a_look_every_row_is_taken_once(self, turns):
-        """Rows land anywhere, also behind every mark; between them claims of any size, slow and quick."""
+    @given(turns=TURNS, step=STEP)
+    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    def test_whatever_is_committed_when_and_however_dear_a_look_every_row_is_taken_once(self, turns, step):
+        """Rows land anywhere, also behind every mark; what is dead costs nothing to walk over, or much."""
         table, number, taken = Table(), 0, []
-        claimer = Claimer(table, Lanes("abc"))
-        for limit, share, took, rows in turns:
+        claimer = Claimer(table, Lanes("abc"), step=step)
+        for limit, share, rows in turns:
             for (kind, priority, lane), at in rows:
                 number += 1
                 table.add(job(kind, number, priority=priority, lane=lane, at=at))
-            claimer.took = took
             for _ in range(3):
                 taken += claimer.turn(limit, lambda _kind, share=share: share)
-        end = claimer.now + 60
+        whole = number * (step + QUICK) + 1
+        end = claimer.now + 3 * PATIENCE * whole
         while table.left:
             taken += claimer.turn(7, lambda _kind: 3)
             assert claimer.now < end, f"{table.left} rows were never looked at"
         assert sorted(one.id for one in taken) == list(range(1, number + 1))
 
-    @given(
-        limit=st.integers(1, 12),
-        backlogs=st.lists(st.integers(1, 60), min_size=2, max_size=12),
-        took=COST,
-    )
-    @settings(max_examples=60, deadline=None)
-    def test_of_lanes_of_one_priority_none_waits_longer_than_a_turn_of_each(self, limit, backlogs, took):
+    @given(limit=st.integers(1, 12), backlogs=st.lists(st.integers(1, 60), min_size=2, max_size=12), step=STEP)
+    @settings(max_examples=30, deadline=None)
+    def test_of_lanes_of_one_priority_none_waits_longer_than_a_turn_of_each(self, limit, backlogs, step):
         table, number = Table(), 0
         for lane, backlog in enumerate(backlogs):
             for _ in range(backlog):
                 number += 1
                 table.add(job("a", number, lane=str(lane)))
-        claimer = Claimer(table, Lanes(["a"]), took=took)
+        claimer = Claimer(table, Lanes(["a"]), step=step)
         waited: Counter[str] = Counter()
         while table.left:
             waiting = {lane for (_, _, lane), rows in table.rows.items() if rows}
             served = {one.lane for one in claimer.turn(limit)}
             for lane in waiting - served:
                 waited[lane] += 1
-                assert waited[lane] <= 2 * len(backlogs) + 3 * (took > SLOW) * PATIENCE, (lane, waited)
+                assert waited[lane] <= 2 * len(backlogs), (lane, waited)
             for lane in served:
                 waited[lane] = 0

@@ -79,8 +79,8 @@ def test_a_claim_never_takes_or_locks_more_than_its_limit_whatever_the_plan(conn
         "INSERT INTO redrive.jobs (kind, lane) SELECT 'mail', CASE WHEN i > 5 THEN 'a' ELSE '' END"
         " FROM generate_series(1, 10) AS i"
     )
-    lanes = {"kinds": ["mail"] * 2, "priorities": [5] * 2, "lanes": ["", "a"], "marks": ["-infinity"] * 2}
-    claim = lanes | {"quotas": [10, 10], "mark_ids": [0, 0], "limit": 2, "worker": "me"}
+    lanes = {"kinds": ["mail"] * 2, "priorities": [5] * 2, "lanes": ["", "a"], "starts": ["-infinity"] * 2}
+    claim = lanes | {"quotas": [10, 10], "start_ids": [0, 0], "ends": [], "end_ids": [], "limit": 2, "worker": "me"}
     free = "SELECT count(*) FROM (SELECT FROM redrive.jobs FOR UPDATE SKIP LOCKED) unlocked"
     states = itertools.product((False, True), *itertools.repeat((True, False), len(SWITCHES)), ("custom", "generic"))
     prepare(conn, "claim_jobs")

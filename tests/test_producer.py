@@ -8,16 +8,17 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from redrive import Queue
+from redrive import Queue, store
 from redrive.connections import Control
 from redrive.job import Holder
-from redrive.lanes import PAGE, Survey
+from redrive.lanes import NEVER, PAGE, Lanes
 from redrive.listener import NoListener
 from redrive.migrate import migrate
 from redrive.producer import AUDITS, BACKLOG_MOST, Producer
@@ -197,7 +198,7 @@ class TestClaim:
 
                 async def deaf(statement: Any, **more: Any) -> Any:
                     found = await ask(statement, **more)
-                    if statement.binary:
+                    if b"UPDATE" in statement.sql:
                         raise TimeoutError
                     return found
 
@@ -239,8 +240,8 @@ class TestClaim:
             with psycopg.connect(db, autocommit=True) as other:
                 for knob in off:
                     other.execute(f"set enable_{knob} = off")
-                params = {"kinds": ["k"], "priorities": [5], "lanes": [""], "marks": ["-infinity"], "mark_ids": [0]}
-                claim = named("claim_jobs", "redrive", quotas=[5], limit=2, worker=WORKER, **params)
+                params = Lanes(["k"]).plan(1, lambda _kind: 1, 0.0).params()
+                claim = named("claim_jobs", "redrive", worker=WORKER, **params | {"quotas": [5], "limit": 2})
                 assert len(run(other, claim)) == 2, off
             assert rows(conn, "select count(*) as n from redrive.jobs where status = 'running'") == [{"n": 2}], off
 
@@ -344,12 +345,30 @@ class TestSurvey:
     """Which lanes hold what, by one probe a lane."""
 
     def survey(self, db: str, *kinds: str) -> dict[tuple[str, int, str], float]:
-        survey = Survey(kinds)
+        lanes, more = Lanes(kinds), True
         with psycopg.connect(db) as conn:
-            while survey.more:
-                survey.add(run(conn, named("survey_lanes", "redrive", **survey.params())))
-        assert len({(one.kind, one.priority, one.lane) for one in survey.rows}) == len(survey.rows), "each lane once"
-        return {(one.kind, one.priority, one.lane): one.due_in for one in survey.rows}
+            while more:
+                *found, last = run(conn, store.survey("redrive", **lanes.look()))
+                assert len({(one.kind, one.priority, one.lane) for one in found}) == len(found), "each lane once"
+                more = lanes.surveyed([*found, last], 0.0, 0.0).more
+        return {
+            (one.kind, one.priority, one.lane): (one.run_at - last.run_at) / 1e6 if one.run_at < NEVER else float("inf")
+            for one in found
+        }
+
+    def test_a_job_behind_the_mark_of_its_lane_and_lanes_between_known_ones_are_told_apart(self, db, conn):
+        """While looks from the heads are dear: a known lane from its mark on, an unknown one wherever it lies."""
+        lanes = Lanes(["k"])
+        lanes.surveyed([SimpleNamespace(run_at=0, suspects=False)], 10.0, 0.0)
+        assert not lanes.heads_are_cheap
+        look = lanes.look() | {"starts": ["2020-01-01"], "start_ids": [0]}
+        plain_insert(conn, "k", run_at="2019-12-31")
+        for priority, lane in ((4, "x"), (5, "a"), (5, "b"), (6, "")):
+            plain_insert(conn, "k", lane=lane, priority=priority, run_at="2019-12-31")
+        found = {(one.priority, one.lane) for one in run(conn, store.survey("redrive", **look))}
+        assert found == {(4, "x"), (5, "a"), (5, "b"), (6, ""), (None, None)}
+        plain_insert(conn, "k", run_at="2020-01-01")
+        assert (5, "") in {(one.priority, one.lane) for one in run(conn, store.survey("redrive", **look))}
 
     def test_each_lane_is_listed_once_with_the_time_until_its_first_job(self, db, conn):
         for lane, seconds in (("", 50), ("", 5), ("x", -5), ("x", 500)):
@@ -414,10 +433,8 @@ def test_two_installations_in_one_database_have_each_its_own_jobs(db, conn):
     async def scenario() -> int:
         control = Control(make_conninfo(db), "second one", "test")
         try:
-            params = {"kinds": ["k"], "priorities": [5], "lanes": [""], "marks": ["-infinity"], "mark_ids": [0]}
-            return len(
-                await control.run(named("claim_jobs", "second one", quotas=[9], limit=9, worker=WORKER, **params))
-            )
+            params = Lanes(["k"]).plan(9, lambda _kind: 9, 0.0).params()
+            return len(await control.run(named("claim_jobs", "second one", worker=WORKER, **params)))
         finally:
             control.drop()
 

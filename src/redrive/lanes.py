@@ -3,33 +3,46 @@
 A lane is a kind, a priority and a lane name. The order is priority, then turn and turn about, so that a flood of one
 kind does not starve another. A *rich* lane filled its last quota: there is more where it stopped, so the next claim
 starts there, at its mark, over the dead entries that a long transaction elsewhere may keep. Any other lane is looked
-at from its head, as long as that is not measured to be slow; all are now and then, for jobs that were committed late.
+at from its head, as long as that is not measured to be dear. While it is, lanes are looked at from shortly before
+their marks, and for jobs that were committed late the way behind is looked through piece by piece.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redrive.job import moment
+from redrive.trail import HEAD, Point, Trail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from redrive.job import ClaimedJob
 
-HEAD = (-(2**63), -(2**63))
-LOOK_BACK = 2_000_000
-PATIENCE = 20
-"""A look from the head is followed by a pause of this many times its own duration."""
-SLOW = 0.005
-"""Seconds under which a look from the head is too cheap to be counted."""
+PATIENCE = 40
+"""A look at the way behind is followed by a pause of this many times its own duration."""
+LONGEST = 5.0
+"""The longest such pause: what took longer than a piece does was held up by something else, or is split now."""
+MOST_PIECES = 500
+DEAR = 0.005
+"""Seconds beyond a worker's quickest looks that make a look from the head a dear one; a job that it brings counts as
+a fiftieth of that."""
+SWEEP_EVERY = 1.0
+"""Seconds after which rich lanes too are looked at from their heads, where that is cheap."""
 DEFAULT_PRIORITY = 5
 PAGE = 500
+"""Lanes that a survey finds at once."""
 FORGET_AFTER = 600.0
+NEVER = 2**63 - 1
+"""The time infinity, as Postgres sends it."""
+_BEFORE_ALL, _AFTER_ALL = (-1, ""), (2**15 - 1, "")
+
+Key = tuple[str, int, str]
+Piece = tuple[Point, Point]
 
 
 @dataclass(slots=True)
@@ -40,9 +53,21 @@ class Lane:
     priority: int
     name: str
     rich: bool = True
-    mark: tuple[int, int] = HEAD
-    """How far it was claimed: run_at in microseconds since 2000, and id."""
     seen: float = 0.0
+    trail: Trail = field(default_factory=Trail)
+
+
+class Survey(NamedTuple):
+    """What a look at all lanes has found."""
+
+    due: bool
+    """Some lane has due jobs."""
+    due_in: float
+    """Seconds until the first job of all others is due."""
+    suspects: bool
+    """A job waits for its trial, see ``claim_alone``."""
+    more: bool
+    """There may be lanes that it had no room for: look again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +76,11 @@ class Plan:
 
     lanes: Sequence[Lane]
     quotas: Sequence[int]
-    marks: Sequence[tuple[int, int]]
+    starts: Sequence[Point]
     limit: int
-    head: bool
-    """Lanes that are known to be poor are looked at from their heads. A lane never claimed from always is."""
-    whole: bool
+    ends: Sequence[Point] = ()
+    """Where to stop, when pieces of the way behind are looked through."""
+    whole: bool = False
     """Every lane is looked at from its head."""
 
     def params(self) -> dict[str, Any]:
@@ -65,100 +90,109 @@ class Plan:
             "priorities": [lane.priority for lane in self.lanes],
             "lanes": [lane.name for lane in self.lanes],
             "quotas": list(self.quotas),
-            "marks": [_time(mark[0]) for mark in self.marks],
-            "mark_ids": [mark[1] for mark in self.marks],
             "limit": self.limit,
+            "starts": [_time(start[0]) for start in self.starts],
+            "start_ids": [start[1] for start in self.starts],
+            "ends": [_time(end[0]) for end in self.ends],
+            "end_ids": [end[1] for end in self.ends],
         }
-
-
-class Survey:
-    """The pages of a survey of all lanes: as long as there are more, say ``survey_lanes`` and add its answer."""
-
-    def __init__(self, kinds: Iterable[str]) -> None:
-        self.rows: list[Any] = []
-        self.more = True
-        self._after = dict.fromkeys(kinds, (-1, ""))
-
-    def params(self) -> dict[str, Any]:
-        """Give the parameters of the next page."""
-        after = self._after.values()
-        return {
-            "kinds": list(self._after),
-            "priorities": [priority for priority, _ in after],
-            "lanes": [lane for _, lane in after],
-            "page": PAGE,
-        }
-
-    def add(self, rows: Sequence[Any]) -> None:
-        """Take a page."""
-        self.rows += rows
-        self.more = len(rows) >= PAGE
-        for row in rows:
-            # Kinds that a full page had no room for come first on the next.
-            last = self._after.pop(row.kind, (-1, ""))
-            self._after[row.kind] = max(last, (row.priority, row.lane))
 
 
 class Lanes:
     """The lanes of one worker's kinds."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
-        self._lanes: dict[tuple[str, int, str], Lane] = {}
-        self._turn: deque[tuple[str, int, str]] = deque()
-        self._head_at = 0.0
-        self._sweep_at = 0.0
-        for kind in kinds:
+        self.swept_until = 0.0
+        """When the next look at the way behind is due, monotonic seconds."""
+        self.heads_are_cheap = True
+        self._kinds = list(kinds)
+        self._lanes: dict[Key, Lane] = {}
+        self._turn: deque[Key] = deque()
+        self._quickest = float("inf")
+        self._behind: deque[tuple[Lane, Piece]] = deque()
+        self._reach = 1
+        self._singly = 0
+        """Pieces that are yet to be looked at one by one."""
+        self._spent = 0.0
+        for kind in self._kinds:
             self._add((kind, DEFAULT_PRIORITY, ""), now=float("inf"), rich=False)
 
-    def surveyed(self, rows: Iterable[Any], now: float) -> tuple[bool, float]:
-        """Learn what a survey found; gives whether a lane has due jobs, and the seconds until the next is due."""
-        due, soonest = False, float("inf")
-        for row in rows:
+    def look(self) -> dict[str, Any]:
+        """Give the parameters of a survey: where each known lane goes on, and the gaps in which unknown ones may be."""
+        known = sorted(self._lanes.values(), key=_by_lane)
+        starts = [self._start(lane) for lane in known]
+        gaps = []
+        for kind, group in groupby(known, key=lambda lane: lane.kind):
+            places = [(lane.priority, lane.name) for lane in group]
+            gaps += [(kind, *gap) for gap in zip([_BEFORE_ALL, *places], [*places, _AFTER_ALL], strict=True)]
+        return {
+            "kinds": [lane.kind for lane in known],
+            "priorities": [lane.priority for lane in known],
+            "lanes": [lane.name for lane in known],
+            "starts": [_time(start[0]) for start in starts],
+            "start_ids": [start[1] for start in starts],
+            "gap_kinds": [kind for kind, _, _ in gaps],
+            "after_priorities": [after[0] for _, after, _ in gaps],
+            "after_lanes": [after[1] for _, after, _ in gaps],
+            "before_priorities": [before[0] for _, _, before in gaps],
+            "before_lanes": [before[1] for _, _, before in gaps],
+            "page": PAGE,
+        }
+
+    def surveyed(self, rows: Sequence[Any], took: float, now: float) -> Survey:
+        """Learn what a survey found in *took* seconds; its last row is about no lane but says what holds for all."""
+        *found, last = rows
+        new, due, due_in = 0, False, float("inf")
+        firsts: dict[Key, Any] = {}
+        for row in found:
             key = (row.kind, row.priority, row.lane)
+            new += key not in self._lanes
             lane = self._lanes.get(key) or self._add(key, now=now, rich=True)
             lane.seen = max(lane.seen, now)
-            if row.due_in <= 0:
+            firsts[key] = row
+            if row.run_at <= last.run_at:
                 due = True
-            else:
-                soonest = min(soonest, row.due_in)
+            elif row.run_at < NEVER:
+                due_in = min(due_in, (row.run_at - last.run_at) / 1e6)
+        if self.heads_are_cheap:
+            self._judge(took, 0, now)
+        else:  # nothing that is visible comes before what was found, so there is nothing to walk over once more
+            for key, lane in self._lanes.items():
+                first = firsts.get(key)
+                lane.trail.advance((last.run_at, 0) if first is None else (first.run_at, first.id - 1), 0)
         for key in [key for key, lane in self._lanes.items() if lane.seen < now - FORGET_AFTER]:
             del self._lanes[key]
             self._turn.remove(key)
-        return due, soonest
+        return Survey(due, due_in, last.suspects, more=new >= PAGE)
 
     def plan(self, limit: int, share: Callable[[str], int], now: float) -> Plan:
         """Plan a claim of up to *limit* jobs, of each lane at most what *share* says of its kind."""
         self._turn.rotate(-1)
         ordered = sorted((self._lanes[key] for key in self._turn), key=lambda lane: (lane.priority, lane.rich))
-        head = now >= self._head_at
-        sweep = head and now >= self._sweep_at
-        quotas, marks = [], []
+        whole = self.heads_are_cheap and now >= self.swept_until
+        quotas = []
         for _, group in groupby(ordered, key=lambda lane: lane.priority):
             peers = list(group)
             fair = -(-limit // max(1, sum(lane.rich for lane in peers)))
-            for lane in peers:
-                quotas.append(max(1, min(fair, share(lane.kind))))
-                marks.append(self._start(lane, head=head, sweep=sweep))
-        return Plan(ordered, quotas, marks, limit, head=head, whole=all(mark is HEAD for mark in marks))
+            quotas += [max(1, min(fair, share(lane.kind))) for lane in peers]
+        starts = [HEAD if whole else self._start(lane) for lane in ordered]
+        return Plan(ordered, quotas, starts, limit, whole=whole)
 
     def claimed(self, plan: Plan, jobs: Sequence[ClaimedJob], took: float, now: float) -> list[ClaimedJob]:
         """Learn from a claim's answer, which took *took* seconds; gives the jobs in the order in which to run them."""
-        # Only then: drawn out by every claim that has some lane's head in it, the pause would never end for the others.
-        if plan.head:
-            pause = took * PATIENCE if took > SLOW * (1 + len(jobs) / 50) else 0.0
-            self._head_at = now + pause
-            if plan.whole:
-                self._sweep_at = now + max(1.0, pause)
-        found: dict[tuple[str, int, str], list[ClaimedJob]] = {}
-        for job in jobs:
-            found.setdefault(_by_lane(job), []).append(job)
+        if self.heads_are_cheap and any(start is HEAD for start in plan.starts):
+            self._judge(took, len(jobs), now)
+        if plan.whole and self.heads_are_cheap:
+            self.swept_until = now + SWEEP_EVERY
+        self._quickest = min(took, self._quickest * 1.02)
+        found = _by_lanes(jobs)
         ordered: list[ClaimedJob] = []
         full = len(jobs) >= plan.limit
         for lane, quota in zip(plan.lanes, plan.quotas, strict=True):
             reached = not full or len(ordered) < plan.limit
-            taken = sorted(found.get((lane.kind, lane.priority, lane.name), ()), key=_by_time)
+            taken = found.get((lane.kind, lane.priority, lane.name), [])
             if taken:
-                lane.mark = max(lane.mark, _by_time(taken[-1]))
+                lane.trail.advance(_by_time(taken[-1]), len(taken))
                 lane.seen = max(lane.seen, now)
                 ordered += taken
             if reached:  # where the claim's own limit cut a lane short there is more, as where its quota did
@@ -166,34 +200,92 @@ class Lanes:
                 lane.rich = bool(taken) and (cut or len(taken) >= quota)
         return ordered
 
-    @property
-    def head_held_until(self) -> float:
-        """Until when looks from the head are held back because the last was slow, monotonic seconds."""
-        return self._head_at
+    def sweep(self, limit: int, share: Callable[[str], int], now: float) -> Plan | None:
+        """Plan a claim of what became visible behind the marks, a few pieces of the way; None where none is due."""
+        if self.heads_are_cheap or now < self.swept_until:
+            return None
+        if not self._behind:
+            by_priority = sorted(self._lanes.values(), key=attrgetter("priority"))
+            self._behind.extend((lane, piece) for lane in by_priority for piece in lane.trail.pieces())
+        if not self._behind:
+            return None  # nothing was claimed as yet, and no survey has said how far there is nothing
+        few = [self._behind.popleft() for _ in range(min(self._reach, len(self._behind)))]
+        quotas = [max(1, min(limit, share(lane.kind))) for lane, _ in few]
+        starts, ends = [piece[0] for _, piece in few], [piece[1] for _, piece in few]
+        return Plan([lane for lane, _ in few], quotas, starts, limit, ends)
+
+    def swept(self, plan: Plan, jobs: Sequence[ClaimedJob], took: float, now: float) -> list[ClaimedJob]:
+        """Learn from the answer to a claim behind the marks; gives the jobs in the order in which to run them."""
+        few = list(zip(plan.lanes, zip(plan.starts, plan.ends, strict=True), strict=True))
+        found = _by_lanes(jobs)
+        if len(jobs) >= min(plan.limit, *plan.quotas):
+            self._behind.extendleft(reversed(few))
+        else:
+            self._learn_reach(few, took)
+            self._spent += max(0.0, took - self._quickest)
+            if not self._behind:  # once through: while that costs so little, it may as well be done each time
+                self.heads_are_cheap, self._spent = self._spent <= self._dear_from(0) / 2, 0.0
+            self.swept_until = now + min(took * PATIENCE, LONGEST)
+        return sorted((job for of_lane in found.values() for job in of_lane), key=attrgetter("priority"))
 
     @property
     def any_rich(self) -> bool:
         """Whether a lane is known to hold more than was taken."""
         return any(lane.rich for lane in self._lanes.values())
 
-    def _start(self, lane: Lane, *, head: bool, sweep: bool) -> tuple[int, int]:
-        if sweep or (head and not lane.rich) or lane.mark is HEAD:
-            return HEAD
-        if lane.rich:
-            return lane.mark
-        return lane.mark[0] - LOOK_BACK, 0
+    def _learn_reach(self, few: Sequence[tuple[Lane, Piece]], took: float) -> None:
+        """Look at more pieces at once, or at fewer; which of several was the dear one, the next looks will tell."""
+        dear = self._dear_from(0)
+        if took > 4 * dear and len(few) > 1:
+            self._behind.extendleft(reversed(few))
+            self._reach, self._singly = 1, len(few)
+            return
+        if took > dear and len(few) == 1:
+            lane, piece = few[0]
+            lane.trail.split(piece)
+        if took > dear:
+            self._reach = max(1, self._reach // 2)
+        elif not self._singly and took < dear / 2:
+            self._reach = min(MOST_PIECES, self._reach + 1)
+        self._singly = max(0, self._singly - 1)
 
-    def _add(self, key: tuple[str, int, str], *, now: float, rich: bool) -> Lane:
+    def _judge(self, took: float, jobs: int, now: float) -> None:
+        """Stop looking from the heads once that is dear."""
+        if took > self._dear_from(jobs):
+            self.heads_are_cheap, self._spent, self.swept_until = False, 0.0, now
+            self._behind.clear()
+
+    def _dear_from(self, jobs: int) -> float:
+        quickest = self._quickest if self._quickest < float("inf") else 0.0
+        return 2 * quickest + DEAR * (1 + jobs / 50)
+
+    def _start(self, lane: Lane) -> Point:
+        if lane.rich:
+            return lane.trail.mark
+        return HEAD if self.heads_are_cheap else lane.trail.shortly_before()
+
+    def _add(self, key: Key, *, now: float, rich: bool) -> Lane:
         lane = self._lanes[key] = Lane(*key, rich=rich, seen=now)
         self._turn.append(key)
         return lane
 
 
+def _by_lanes(jobs: Iterable[ClaimedJob]) -> dict[Key, list[ClaimedJob]]:
+    found: dict[Key, list[ClaimedJob]] = {}
+    for job in jobs:
+        found.setdefault((job.kind, job.priority, job.lane), []).append(job)
+    for taken in found.values():
+        taken.sort(key=_by_time)
+    return found
+
+
 def _time(microseconds: int) -> str:
-    """Spell a mark; before the first year that Python knows, it is the head."""
+    """Spell a time; before the first year that Python knows it is before all, after the last after all."""
     there = moment(microseconds)
-    return there.isoformat() if there > moment(HEAD[0]) else "-infinity"
+    if there == moment(HEAD[0]):
+        return "-infinity"
+    return "infinity" if there == moment(NEVER) else there.isoformat()
 
 
-_by_lane = attrgetter("kind", "priority", "lane")
+_by_lane = attrgetter("kind", "priority", "name")
 _by_time = attrgetter("due", "id")

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from redrive import store
-from redrive.lanes import PATIENCE, SLOW, Lanes, Survey
+from redrive.lanes import DEAR, PATIENCE, Lanes
 from redrive.service import Database, Service
 from redrive.statements import named
 
@@ -94,6 +94,8 @@ class Producer(Service):
         self._lanes = Lanes(kinds)
         self._step = 0
         self._due_at = self._asleep_until = float("inf")
+        self._called = False
+        """Whether something other than the time has ended the pause."""
         self._survey_at = self._survey_held = 0.0
         self._suspects_since = 0.0
         self._trial_was_last = False
@@ -115,23 +117,23 @@ class Producer(Service):
         """There may be work: end the pause."""
         self._woken = True
         if self._slots.room() > 0:
-            self.wake()
+            self._call()
 
     def ask(self) -> None:
         """Look, beginning after this, whether anything is due that this worker could take; ``found`` is the answer."""
         self.found, self._vain_looks = None, 0
         self._asked += 1
-        self.wake()
+        self._call()
 
     def expect(self, seconds: float) -> None:
         """A job of this worker's kinds is due in *seconds*: don't sleep past it."""
         self._due_at = min(self._due_at, time.monotonic() + seconds)
         if self._due_at < self._asleep_until:
-            self.wake()
+            self._call()
 
     async def tick(self) -> float:
         """Claim once, after a look where that is cheaper; gives the pause until the next."""
-        self._question = self._asked
+        self._question, called, self._called = self._asked, self._called, False
         if not self._alive() or self._backlog() >= BACKLOG_MOST:
             return BACKLOG_PAUSE if self._alive() else NOT_ALIVE_PAUSE
         await self.hand_back_strays()
@@ -146,6 +148,13 @@ class Producer(Service):
             await self._let_another_watch()
             return self._poll
         self._slots.starved = False
+        swept = await self._sweep(room)
+        if not swept and not called and time.monotonic() < self._asleep_until < float("inf"):
+            return self._rest()
+        self._asleep_until = float("inf")
+        return await self._look(room - swept) if swept < room else 0.0
+
+    async def _look(self, room: int) -> float:
         if self._woken:
             self._woken = False
             return await self._after_wake_up(room)
@@ -235,20 +244,25 @@ class Producer(Service):
         if not self._listener.hears:
             pause = min(DEAF_POLL, self._poll)
         self._asleep_until = min(now + pause * random.uniform(1.0, 1.1), self._due_at)
-        return max(0.0, self._asleep_until - now)
+        return self._rest()
+
+    def _rest(self) -> float:
+        """Give the pause of a worker that is asleep: until the next poll, or the next look at what lies behind."""
+        until = self._asleep_until if self._lanes.heads_are_cheap else min(self._asleep_until, self._lanes.swept_until)
+        return max(0.0, until - time.monotonic())
 
     async def _survey(self) -> bool:
-        survey = Survey(self._kinds)
-        began = time.monotonic()
-        while survey.more:
-            survey.add(await self._control.run(named("survey_lanes", self._control.schema, **survey.params())))
-        now = time.monotonic()
-        took = now - began
-        self._survey_held = now + (took * PATIENCE if took > SLOW else 0.0)
+        more, from_heads = True, self._lanes.heads_are_cheap
+        await self._control.open()  # not to be counted
+        while more:
+            began = time.monotonic()
+            rows = await self._control.run(store.survey(self._control.schema, **self._lanes.look()))
+            now = time.monotonic()
+            took = now - began
+            due, due_in, suspects, more = self._lanes.surveyed(rows, took, now)
+        self._survey_held = now + (took * PATIENCE if took > DEAR and not from_heads else 0.0)
         self._survey_at = max(self._survey_held, now + SURVEY_EVERY)
-        due, next_due = self._lanes.surveyed(survey.rows, now)
-        self._due_at = now + next_due
-        suspects = bool(survey.rows) and survey.rows[-1].suspects
+        self._due_at = now + due_in
         self._suspects_since = (self._suspects_since or now) if suspects else 0.0
         return due
 
@@ -260,6 +274,18 @@ class Producer(Service):
         after = time.monotonic()
         self._slots.add(self._lanes.claimed(plan, jobs, after - now, after))
         return jobs
+
+    async def _sweep(self, room: int) -> int:
+        """Look through a piece of the way behind, where that is due; gives how many jobs it brought."""
+        now = time.monotonic()
+        plan = self._lanes.sweep(room, self._slots.share, now)
+        if plan is None:
+            return 0
+        jobs = await self._take(store.claim(self._holder, **plan.params()))
+        after = time.monotonic()
+        self._slots.add(self._lanes.swept(plan, jobs, after - now, after))
+        self.found = bool(jobs) or self.found
+        return len(jobs)
 
     def _trial_is_due(self) -> bool:
         """Whether it is the turn of a job that may have killed its worker: at once where nothing runs, else soon.
@@ -316,9 +342,13 @@ class Producer(Service):
         self._woke_other_at = now
         await self._listener.wake_another(kinds=self._kinds, other_kinds=other_kinds)
 
+    def _call(self) -> None:
+        self._called = True
+        self.wake()
+
     def _slot_freed(self) -> None:
         # Called for every job, from the loop and from threads.
         if self._slots.starved and self._slots.room() > 0:
             self._slots.starved = False
             self._freed = True
-            self._loop.call_soon_threadsafe(self.wake)
+            self._loop.call_soon_threadsafe(self._call)

@@ -32,6 +32,10 @@ MAX_NAME = 1000
 """Bytes of a kind, lane or key: two of them share a row of jobs_claim_idx, which holds 2,700."""
 
 
+# Times are read as the number that comes, which is quick and can hold what Python's datetime can't.
+_TIMES = (("timestamptz", Int8BinaryLoader),)
+
+
 class Wishes(TypedDict, total=False):
     """How a job is to run, as an enqueue is given it."""
 
@@ -144,6 +148,11 @@ def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None, start: in
             raise
 
 
+def survey(schema: str, **params: Any) -> Statement[Any]:
+    """Look which lanes have what."""
+    return Statement(spoken("survey_lanes", schema), namedtuple_row, params, binary=True, loaders=_TIMES)
+
+
 def claim(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
     """Take due jobs for *holder*; the columns stand as ClaimedJob takes them."""
     return _claim("claim_jobs", holder, partial(ClaimedJob, holder), params)
@@ -155,10 +164,8 @@ def claim_alone(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
 
 
 def _claim(name: str, holder: Holder, row: Callable[..., ClaimedJob], params: dict[str, Any]) -> Statement[ClaimedJob]:
-    # Times are read as the number that comes, which is quick and can hold what Python's datetime can't.
     params |= {"worker": holder.name}
-    times = (("timestamptz", Int8BinaryLoader),)
-    return Statement(spoken(name, holder.schema), lambda _cursor: row, params, binary=True, loaders=times)
+    return Statement(spoken(name, holder.schema), lambda _cursor: row, params, binary=True, loaders=_TIMES)
 
 
 def get(schema: str, job_id: int) -> Statement[Job]:

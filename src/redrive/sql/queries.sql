@@ -63,34 +63,48 @@ COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
 ------------------------------------------------------------------------------------------------ what workers say
 
 -- name: survey_lanes
--- Which lanes (kind, priority, lane) hold pending jobs, and in how many seconds the first of each is due. A loose
--- index scan: one probe a lane, whatever its length; it writes nothing, so it is also the poll of an idle worker.
--- Lanes may be many: the answer is a page, and the next begins after the last lane of each kind.
+-- Which lanes (kind, priority, lane) hold pending jobs, and when the first of each is due. A loose index scan: one probe a
+-- lane, whatever its length; it writes nothing, so it is also the poll of an idle worker. Lanes that the worker knows
+-- are looked at from where it says, and for others it looks in the gaps between those, where as a rule no entry is.
+-- The last row is about no lane: what time it is, and whether a job waits for its trial.
 WITH RECURSIVE found AS (
-    SELECT k.kind, f.priority, f.lane, f.run_at
-    FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[]) AS k(kind, priority, lane)
+    SELECT g.kind, f.priority, f.lane, f.run_at, f.id, g.before_priority, g.before_lane
+    FROM unnest(%(gap_kinds)s::text[], %(after_priorities)s::smallint[], %(after_lanes)s::text[],
+                %(before_priorities)s::smallint[], %(before_lanes)s::text[])
+         AS g(kind, after_priority, after_lane, before_priority, before_lane)
     CROSS JOIN LATERAL (
-        SELECT priority, lane, run_at FROM {jobs}
-        WHERE status = 'pending' AND kind = k.kind AND (priority, lane) > (k.priority, k.lane)
+        SELECT priority, lane, run_at, id FROM {jobs}
+        WHERE status = 'pending' AND kind = g.kind AND (priority, lane) > (g.after_priority, g.after_lane)
+          AND (priority, lane) < (g.before_priority, g.before_lane)
         ORDER BY priority, lane, run_at, id
         LIMIT 1
     ) f
     UNION ALL
-    SELECT l.kind, n.priority, n.lane, n.run_at
+    SELECT l.kind, n.priority, n.lane, n.run_at, n.id, l.before_priority, l.before_lane
     FROM found l
     CROSS JOIN LATERAL (
-        SELECT priority, lane, run_at FROM {jobs}
+        SELECT priority, lane, run_at, id FROM {jobs}
         WHERE status = 'pending' AND kind = l.kind AND (priority, lane) > (l.priority, l.lane)
+          AND (priority, lane) < (l.before_priority, l.before_lane)
         ORDER BY priority, lane, run_at, id
         LIMIT 1
     ) n
 )
-SELECT kind, priority, lane,
-       CASE WHEN isfinite(run_at) THEN extract(epoch FROM run_at - {clock}())::float8
-            WHEN run_at < {clock}() THEN 0 ELSE 'Infinity' END AS due_in, -- before 17 an infinite time can't be subtracted
-       EXISTS (SELECT FROM {jobs} WHERE alone AND status || '' = 'pending' AND run_at <= {clock}()) AS suspects
-FROM found
-LIMIT %(page)s
+SELECT k.kind, k.priority, k.lane, f.run_at, f.id, false AS suspects
+FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[],
+            %(starts)s::timestamptz[], %(start_ids)s::bigint[]) AS k(kind, priority, lane, start, start_id)
+CROSS JOIN LATERAL (
+    SELECT run_at, id FROM {jobs}
+    WHERE status = 'pending' AND kind = k.kind AND priority = k.priority AND lane = k.lane
+      AND (run_at, id) > (k.start, k.start_id)
+    ORDER BY run_at, id
+    LIMIT 1
+) f
+UNION ALL
+(SELECT kind, priority, lane, run_at, id, false FROM found LIMIT %(page)s)
+UNION ALL
+SELECT NULL, NULL, NULL, {clock}(), NULL,
+       EXISTS (SELECT FROM {jobs} WHERE alone AND status || '' = 'pending' AND run_at <= {clock}())
 
 -- name: claim_jobs
 -- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
@@ -102,8 +116,8 @@ LIMIT %(page)s
 -- * The UPDATE goes to its rows by ctid, which no statistics can turn into another plan and which saves a second descent
 --   of the primary key. The lock holds each row where it is. Only a row that was changed between snapshot and lock is
 --   locked at a place that this snapshot can't see: it is left as it was, for the next claim.
--- * (run_at, id) > mark starts where this worker last stopped, over the dead entries that a long transaction keeps.
---   The worker passes -infinity to look from the head.
+-- * (run_at, id) > start begins where this worker last stopped, over the dead entries that a long transaction keeps.
+--   The worker passes -infinity to look from the head. No ends are given but when it looks through the way behind.
 -- * `NOT alone`: what may have killed its worker is claimed by claim_alone, with nothing beside it.
 -- * (SELECT {clock}()) is said once a statement, {clock}() once a row.
 --
@@ -114,11 +128,13 @@ LIMIT %(page)s
 WITH due AS MATERIALIZED (
     SELECT j.tid
     FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[], %(quotas)s::int[],
-                %(marks)s::timestamptz[], %(mark_ids)s::bigint[]) AS l(kind, priority, lane, quota, mark, mark_id)
+                %(starts)s::timestamptz[], %(start_ids)s::bigint[], %(ends)s::timestamptz[], %(end_ids)s::bigint[])
+         AS l(kind, priority, lane, quota, start, start_id, until, until_id)
     CROSS JOIN LATERAL (
         SELECT ctid AS tid FROM {jobs}
         WHERE status = 'pending' AND kind = l.kind AND priority = l.priority AND lane = l.lane
-          AND (run_at, id) > (l.mark, l.mark_id) AND run_at <= {clock}() AND NOT alone
+          AND (run_at, id) > (l.start, l.start_id) AND NOT alone
+          AND (run_at, id) <= (least(l.until, {clock}()), coalesce(l.until_id, 9223372036854775807))
         ORDER BY run_at, id
         FOR UPDATE SKIP LOCKED
         LIMIT l.quota

@@ -15,7 +15,7 @@ from redrive import store
 from redrive.errors import InvalidOption, RedriveError
 from redrive.events import JobDied, JobStarted, LeaseLost, emit
 from redrive.job import Holder, Latest
-from redrive.lanes import Lanes, Survey
+from redrive.lanes import Lanes
 from redrive.outcome import Finished, HandedBack, event, parameters, uncommitted
 from redrive.payload import encode_result
 from redrive.statements import Statement, arun, named, run
@@ -165,11 +165,10 @@ class _Bench:
         jobs: list[ClaimedJob] = []
         holder = Holder(self._worker, self._schema, self._note, complete)
         while True:
-            lanes, survey = Lanes(self._kinds), Survey(self._kinds)
-            while survey.more:
-                survey.add((yield self._named("survey_lanes", **survey.params())))
-            due, _ = lanes.surveyed(survey.rows, 0.0)
-            if not due:
+            lanes, seen = Lanes(self._kinds), None
+            while seen is None or seen.more:
+                seen = lanes.surveyed((yield store.survey(self._schema, **lanes.look())), 0.0, 0.0)
+            if not seen.due:
                 break
             plan = lanes.plan(AT_ONCE, lambda _kind: AT_ONCE, 0.0)
             taken = yield store.claim(holder, **plan.params())
