@@ -214,7 +214,10 @@ class TestMarks:
         claimer = self.claimer()
         claimer.turn(1)
         plan = claimer.lanes.plan(200, many, claimer.now + 3)
-        claimer.lanes.claimed(plan, claimer.table.claim(plan), SLOW + 2 * DEAR, claimer.now)
+        taken = claimer.table.claim(plan)
+        claimer.lanes.claimed(plan, taken, SLOW + 2 * DEAR, claimer.now)
+        assert claimer.lanes.heads_are_cheap, "once is nothing"
+        claimer.lanes.claimed(plan, taken, SLOW + 2 * DEAR, claimer.now)
         assert not claimer.lanes.heads_are_cheap
         return claimer
 
@@ -272,6 +275,7 @@ class TestMarks:
     def test_what_others_have_taken_is_not_walked_over_again(self):
         """The mark of a worker that finds nothing moves with the time, as far as its look has seen nothing."""
         lanes = Lanes(["a"])
+        surveyed(lanes, took=SLOW)
         surveyed(lanes, took=SLOW)
         surveyed(lanes)
         assert list(lanes.plan(1, many, 1.0).starts) == [(micros(0) - LOOK_BACK, 0)]

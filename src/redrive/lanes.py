@@ -31,6 +31,7 @@ MOST_PIECES = 500
 DEAR = 0.005
 """Seconds beyond a worker's quickest looks that make a look from the head a dear one; a job that it brings counts as
 a fiftieth of that."""
+STRIKES = 2
 SWEEP_EVERY = 1.0
 """Seconds after which rich lanes too are looked at from their heads, where that is cheap."""
 DEFAULT_PRIORITY = 5
@@ -114,6 +115,7 @@ class Lanes:
         self._singly = 0
         """Pieces that are yet to be looked at one by one."""
         self._spent = 0.0
+        self._strikes = 0
         for kind in self._kinds:
             self._add((kind, DEFAULT_PRIORITY, ""), now=float("inf"), rich=False)
 
@@ -224,7 +226,7 @@ class Lanes:
             self._learn_reach(few, took)
             self._spent += max(0.0, took - self._quickest)
             if not self._behind:  # once through: while that costs so little, it may as well be done each time
-                self.heads_are_cheap, self._spent = self._spent <= self._dear_from(0) / 2, 0.0
+                self.heads_are_cheap, self._spent = self._spent <= self._dear_from(0), 0.0
             self.swept_until = now + min(took * PATIENCE, LONGEST)
         return sorted((job for of_lane in found.values() for job in of_lane), key=attrgetter("priority"))
 
@@ -250,9 +252,10 @@ class Lanes:
         self._singly = max(0, self._singly - 1)
 
     def _judge(self, took: float, jobs: int, now: float) -> None:
-        """Stop looking from the heads once that is dear."""
-        if took > self._dear_from(jobs):
-            self.heads_are_cheap, self._spent, self.swept_until = False, 0.0, now
+        """Stop looking from the heads once that was dear twice running: once, it may have been a busy machine."""
+        self._strikes = self._strikes + 1 if took > self._dear_from(jobs) else 0
+        if self._strikes == STRIKES:
+            self.heads_are_cheap, self._strikes, self._spent, self.swept_until = False, 0, 0.0, now
             self._behind.clear()
 
     def _dear_from(self, jobs: int) -> float:
