@@ -15,6 +15,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import support
+from chaos.pooler import pooler
+from chaos.programs import find_pgbouncer
+from chaos.server import OwnServer
 from redrive.dev_server import DevServer
 
 GIVEN_URL = os.environ.get("DATABASE_URL")
@@ -126,11 +129,11 @@ def server_log(server: DevServer | None, db: str) -> support.ServerLog:
 
 
 @pytest.fixture
-def own_server() -> Iterator[support.OwnServer]:
+def own_server() -> Iterator[OwnServer]:
     """A private server to stop, crash and freeze. Its database is empty: migrate `own_server.url`."""
     directory = support.clusters() / f"redrive-own-{uuid.uuid4().hex[:12]}"
     with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS | LASTING) as started:
-        own = support.OwnServer(started)
+        own = OwnServer(started)
         yield own
         own.close()
 
@@ -138,7 +141,7 @@ def own_server() -> Iterator[support.OwnServer]:
 @pytest.fixture(scope="session")
 def pgbouncer_program() -> str:
     """Pgbouncer's program, installed if need be and possible."""
-    program = support.pgbouncer_program()
+    program = find_pgbouncer()
     if program is None:
         pytest.skip("no pgbouncer here, and no root with apt-get to install it")
     return program
@@ -147,5 +150,5 @@ def pgbouncer_program() -> str:
 @pytest.fixture
 def pgbouncer(pgbouncer_program: str, db: str) -> Iterator[str]:
     """A DSN of `db` through pgbouncer in transaction mode with two server connections."""
-    with support.pooler(pgbouncer_program, db) as dsn:
+    with pooler(pgbouncer_program, db) as dsn:
         yield dsn

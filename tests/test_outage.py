@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from chaos.proxy import Proxy
 from engine import APP, Effects, Inside, failures, insert, measured, row, sentries, sessions, states, status
-from proxy import Proxy
 from redrive import Dead, Discard, Queue, Retry, Snooze, events, listener
 from redrive.migrate import migrate
 from support import wait_for

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos.proxy import Proxy
 from engine import APP, Effects, Inside, failures, insert, measured, row, states, status
-from proxy import Proxy
 from redrive import Queue, slots
 from support import wait_for
 

@@ -37,6 +37,7 @@ class Link:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Give both sockets back."""
         self.client.close()
         self.server.close()
 
