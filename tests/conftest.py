@@ -49,6 +49,8 @@ def server() -> Iterator[DevServer | None]:
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
     directory = support.clusters() / f"redrive-tests-{run[:12]}"
     with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS) as started:
+        if not started.attached:
+            support.cheap_logins(started.url)
         yield started
 
 
