@@ -4,6 +4,9 @@ PYTHON ?= python3
 # how many tests at once, and what else pytest is told: make test TESTS="tests/test_migrate.py -x"
 JOBS   ?= 2
 TESTS  ?=
+# of make chaos
+CHAOS_SECONDS ?= 300
+SEED ?=
 # of make soak
 MINUTES ?= 15
 RATE    ?= 800
@@ -11,7 +14,7 @@ WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format types imports check contract plans bench bench-page soak sweep bench-peers demo clean
+.PHONY: help setup test lint format types imports check contract plans bench bench-page soak sweep chaos chaos-long bench-peers demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +52,12 @@ soak: $(VENV)/.dev ## A steady load under long transactions: make soak MINUTES=6
 
 sweep: $(VENV)/.dev ## Measure looks from the head of a lane over a million dead entries, and how long late jobs wait
 	$(BIN)/python -m benchmarks.sweep
+
+chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none is lost: CHAOS_SECONDS=300 SEED=7
+	$(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chaos-long: ## The same for an hour
+	@$(MAKE) --no-print-directory chaos CHAOS_SECONDS=3600
 
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo

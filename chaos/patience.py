@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(predicate: Callable[[], T], seconds: float = 10, every: float = 0.02) -> T:
+def wait_for(predicate: Callable[[], T | None], seconds: float = 10, every: float = 0.02) -> T:
     """Poll until *predicate* is true and return its value; fail with the last one after *seconds*.
 
     Raises:

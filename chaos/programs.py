@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+TETHER = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+"""Where util-linux has it: what is started this way dies with the thread that started it, however that ends."""
 LIBFAKETIME = "/usr/lib/*/faketime/libfaketime.so.1"
 
 

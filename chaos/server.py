@@ -84,6 +84,11 @@ class OwnServer:
         for pid in (*self.backends(), self.pid):
             os.kill(pid, signal.SIGCONT)
 
+    def reap(self) -> None:
+        """Take leave of a server that was killed."""
+        if self._again is not None:
+            self._again.wait(10)
+
     def close(self) -> None:
         """End the server that was brought back here, frozen or not."""
         with contextlib.suppress(OSError):  # it is down: nothing to thaw
