@@ -38,6 +38,8 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name == "DATABASE_URL" or name.startswith(("PG", "REDRIVE_")):
             monkeypatch.delenv(name)
+    # A suite of processes: what one has compiled, the next need not compile again.
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
 
 
 @pytest.fixture(scope="session")
