@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
@@ -25,6 +26,7 @@ from chaos.ledger import Ledger, read
 from chaos.orders import orders
 from chaos.plan import plan
 from chaos.producers import Producers, Ways
+from chaos.report import Circumstances, report
 from chaos.scene import Scene
 from chaos.slots import fill
 from chaos.stage import Stage
@@ -55,7 +57,19 @@ def main() -> int:
         signal.signal(number, stop)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     say(f"seed {seed}, {given.seconds:g} s")
-    verdict = run(seed, given.seconds, stopping, given.keep)
+    verdict, how = run(seed, given.seconds, stopping, given.keep)
+    explain(verdict, how)
+    failed = any(verdict.counts.values())
+    if given.report and failed:
+        say(f"{given.report} is left as it was: only a good run is written down")
+    elif given.report:
+        given.report.write_text(report(verdict, how))
+    sys.stdout.write(json.dumps(verdict.line) + "\n")
+    return 1 if failed else 0
+
+
+def explain(verdict: Verdict, how: Circumstances) -> None:
+    """Say what is not as it should be."""
     for name, found in verdict.violations.items():
         for each in found[:SHOWN]:
             say(f"BROKEN {name}: {each}")
@@ -63,8 +77,8 @@ def main() -> int:
             say(f"BROKEN {name}: and {len(found) - SHOWN} more")
     for each in verdict.broken_bars:
         say(f"BAR {each}")
-    sys.stdout.write(json.dumps(verdict.line) + "\n")
-    return 1 if any(verdict.counts.values()) else 0
+    for what, why in how.missing.items():
+        say(f"MISSING {what}: {why}")
 
 
 def arguments() -> argparse.Namespace:
@@ -79,7 +93,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(seed: int, seconds: float, stopping: threading.Event, keep: Path | None) -> Verdict:
+def run(seed: int, seconds: float, stopping: threading.Event, keep: Path | None) -> tuple[Verdict, Circumstances]:
     """Do one run and judge it."""
     no_disk = disk.own_mounts()
     jobs = int(JOBS_PER_SECOND * seconds * AT_WORK)
@@ -112,7 +126,16 @@ def run(seed: int, seconds: float, stopping: threading.Event, keep: Path | None)
         heard(evidence, read(stage.ledger))
         with stage.connect() as conn:
             looked_up(evidence, conn, time.time() - time.monotonic())
-        return judge(seed, evidence, conductor.struck)
+        how = Circumstances(
+            seconds=seconds,
+            postgres=stage.version,
+            redrive=version("redrive"),
+            missing=stage.missing
+            | {f"the fault: {each.fault.name}": each.skipped for each in conductor.struck if each.skipped},
+            slots=[f"{slot.name} ({slot.way})" for slot in crew.slots],
+            rate=JOBS_PER_SECOND,
+        )
+        return judge(seed, evidence, conductor.struck), how
 
 
 def drain(stage: Stage, producers: Producers, stopping: threading.Event) -> None:

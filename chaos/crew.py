@@ -143,7 +143,7 @@ class Crew:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "REDRIVE_"))}
         env |= slot.env | {
             "DATABASE_URL": slot.dsn,
-            "PYTHONPATH": os.pathsep.join(filter(None, [slot.path, str(ROOT)])),
+            "PYTHONPATH": os.pathsep.join(filter(None, [slot.path, str(ROOT / "src"), str(ROOT)])),
             "CHAOS_LEDGER": str(self._notes),
             "CHAOS_SLOT": slot.name,
             "CHAOS_DIRECT": self._direct,

@@ -123,6 +123,8 @@ class Evidence:
     acknowledged: set[int] = field(default_factory=set)
     """Numbers of jobs whose commit was confirmed."""
     rolled_back: set[int] = field(default_factory=set)
+    unknown: int = 0
+    """Enqueues that failed, or whose answer never came."""
     ordered: dict[int, bool] = field(default_factory=dict)
     """By number: whether the application's own row of the same transaction is there."""
     changes: list[Change] = field(default_factory=list)
@@ -208,6 +210,8 @@ def _was_done(evidence: Evidence, what: str, fact: dict[str, Any]) -> None:
                 evidence.ordered.update(dict.fromkeys(fact["n"], True))
         case "rolled back":
             evidence.rolled_back.update(fact["n"])
+        case "unknown":
+            evidence.unknown += 1
         case "cut off":
             evidence.cut_off.append((fact["way"], fact["since"], fact["at"]))
         case "outage":

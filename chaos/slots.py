@@ -22,8 +22,11 @@ def fill(stage: Stage) -> list[Slot]:
         Slot("one", "network", network),
         Slot("two", "network", network),
         Slot("three", "direct", stage.direct),
-        Slot("earlier", "network", network, path=earlier(stage.base)),
     ]
+    if path := earlier(stage.base):
+        slots.append(Slot("earlier", "network", network, path=path))
+    else:
+        stage.missing["workers of an earlier version"] = "this checkout has no history"
     if stage.pooled:
         slots.append(Slot("pooled", "pooled", stage.pooled, listen_dsn=stage.direct))
     clock = find_libfaketime()
@@ -33,6 +36,8 @@ def fill(stage: Stage) -> list[Slot]:
         env = {"LD_PRELOAD": clock, "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_CACHE_DURATION": "1"}
         env |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
         slots.append(Slot("skewed", "direct", stage.direct, env=env, clock=file))
+    else:
+        stage.missing["libfaketime"] = "not here, and no root with apt-get to install it"
     return slots
 
 

@@ -58,7 +58,9 @@ class Stage:
         self.ledger.mkdir()
         self.no_disk = no_disk
         """Why there is no disk that can be filled; empty where there is one."""
-        self.no_pooler = self.no_standby = ""
+        self.no_standby = ""
+        self.missing: dict[str, str] = {"a disk that can be filled": no_disk} if no_disk else {}
+        """What could not be had here, and why."""
         self.version = ""
         self.disk = Path()
         self._megabytes = disk_megabytes
@@ -189,14 +191,14 @@ class Stage:
         audit.install(self.admin, ROLE)
         self._put_jobs_on_a_small_disk()
         if not (binaries.find(None) / "pg_basebackup").exists():
-            self.no_standby = "no pg_basebackup beside this postgres"
+            self.no_standby = self.missing["a standby"] = "no pg_basebackup beside this postgres"
         self.network = self._open.enter_context(Proxy(self.plain))
         self.floor = self._open.enter_context(Proxy(self.plain))
         self.pooled = ""
         if program := find_pgbouncer():
             self.pooled = self._open.enter_context(pooler(program, self.floor.dsn, size=12, retry=1))
         else:
-            self.no_pooler = "no pgbouncer here, and no root with apt-get to install it"
+            self.missing["pgbouncer"] = "not here, and no root with apt-get to install it"
 
     def _put_jobs_on_a_small_disk(self) -> None:
         if self.no_disk:
@@ -204,7 +206,7 @@ class Stage:
         try:
             self.disk = self._new_disk(0)
         except OSError as error:
-            self.no_disk = f"no small disk could be mounted ({error})"
+            self.no_disk = self.missing["a disk that can be filled"] = f"it could not be mounted ({error})"
             return
         with self.connect() as conn:
             space = sql.Literal(str(self.disk / "space"))

@@ -12,6 +12,7 @@ from chaos.scene import HOPELESS
 
 BARS = {"restart, fast": 5.0, "restart, immediate": 5.0, "failover": 15.0}
 """Seconds in which all must be well again, from the moment that the server takes writes."""
+SILENT = "its process ended without a word"
 
 
 @dataclass
@@ -24,6 +25,10 @@ class Verdict:
     struck: list[Struck]
     violations: dict[str, list[str]]
     repeated: list[Repeat]
+    misdeeds: dict[str, int]
+    """How often handlers ended in another way than by a return."""
+    unknown: int = 0
+    """Enqueues that failed, or whose answer never came."""
     recovery: dict[str, list[float]] = field(default_factory=dict)
     """By fault, in seconds."""
 
@@ -70,7 +75,11 @@ def judge(seed: int, evidence: Evidence, struck: list[Struck]) -> Verdict:
         if each.recovery is not None:
             recovery.setdefault(each.fault.name, []).append(each.recovery)
     recovery["kill"] = reclaims(evidence)
-    return Verdict(seed, len(evidence.acknowledged), struck, check(evidence), list(repeats(evidence)), recovery)
+    misdeeds = dict(Counter(each.how or SILENT for each in evidence.tries if each.how != "returned").most_common())
+    repeated = list(repeats(evidence))
+    return Verdict(
+        seed, len(evidence.acknowledged), struck, check(evidence), repeated, misdeeds, evidence.unknown, recovery
+    )
 
 
 def reclaims(evidence: Evidence) -> list[float]:
