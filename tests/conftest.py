@@ -6,6 +6,7 @@ DATABASE_URL names another server to use; REDRIVE_PG_BIN other binaries for ours
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,10 +133,21 @@ def server_log(server: DevServer | None, db: str) -> support.ServerLog:
     return support.ServerLog(server.log, str(conninfo_to_dict(db)["dbname"]))
 
 
+@pytest.fixture(scope="session")
+def seed(server: DevServer | None) -> Iterator[Path]:
+    """A cluster that nobody runs, for `support.plant` to copy."""
+    # beneath the run's own server, which takes it along, should pytest be killed
+    directory = (server.directory if server else support.clusters()) / f"redrive-seed-{uuid.uuid4().hex[:12]}"
+    with DevServer(directory, keep=True, bindir=BINARIES) as started:
+        support.cheap_logins(started.url)
+    yield directory
+    shutil.rmtree(directory)
+
+
 @pytest.fixture
-def own_server() -> Iterator[OwnServer]:
+def own_server(seed: Path) -> Iterator[OwnServer]:
     """A private server to stop, crash and freeze. Its database is empty: migrate `own_server.url`."""
-    directory = support.clusters() / f"redrive-own-{uuid.uuid4().hex[:12]}"
+    directory = support.plant(seed, support.clusters() / f"redrive-own-{uuid.uuid4().hex[:12]}")
     with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS | LASTING) as started:
         own = OwnServer(started)
         yield own

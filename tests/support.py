@@ -125,6 +125,14 @@ def database(server_url: str, template: str = "template1") -> Iterator[str]:
             wait_for(lambda: _dropped(admin, name))
 
 
+def plant(seed: Path, directory: Path) -> Path:
+    """Copy a stopped cluster, for the tenth of what it takes to make one, and give the new one's directory."""
+    directory.mkdir()
+    directory.chmod(seed.stat().st_mode)
+    subprocess.run(["cp", "-a", seed / "data", seed / "password", directory], check=True)
+    return directory
+
+
 def cheap_logins(url: str) -> None:
     """Let the server's user keep his password, and log in for a fifth of the work.
 
