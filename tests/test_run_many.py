@@ -278,20 +278,6 @@ class TestLongRuns:
         assert states(conn) == {"succeeded": 2}
         assert server_log.errors() == []
 
-    def test_without_a_timeout_a_job_outlives_many_leases_and_runs_once(self, db, conn, queue):
-        """CR-13: while it beats nobody takes it, whatever their own limits are."""
-        effects = Effects()
-
-        @queue.handler("endless", timeout=None)
-        async def endless(payload, job):
-            effects.begin(job.id)
-            await asyncio.sleep(6)
-
-        with working(queue, lease=1), working(queue, lease=1):
-            one = queue.enqueue("endless").id
-            found = until_state(conn, one, "succeeded", seconds=20)
-        assert (len(effects.began), found.attempts, found.crashes) == (1, 1, 0)
-
     def test_a_job_of_a_kind_that_its_new_worker_does_not_know_is_still_taken_back(self, db, conn, queue):
         """CR-13: the lease needs no handler to run out."""
         one = plain_insert(conn, "gone", status="running", attempts=1, claims=1, locked_by="here:1:aaaaaa")
