@@ -1,8 +1,8 @@
 # One command per need, the same one here and in CI. `make` alone lists them.
 VENV   ?= .venv
 PYTHON ?= python3
-# how many tests at once, and what else pytest is told: make test TESTS="tests/test_migrate.py -x"
-JOBS   ?= 2
+# how many tests at once (they wait half of the time), and what else pytest is told: make test TESTS="tests/test_migrate.py -x"
+JOBS   ?= 3
 TESTS  ?=
 # of make chaos
 CHAOS_SECONDS ?= 300
@@ -22,7 +22,7 @@ help: ## List what can be made
 setup: $(VENV)/.dev ## Make the virtual environment and install the package with its tools
 
 test: $(VENV)/.dev ## Run the tests on a Postgres of their own (or on the server that DATABASE_URL names)
-	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 lint: $(VENV)/.dev ## Check style and formatting
 	$(BIN)/ruff check

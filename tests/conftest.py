@@ -33,6 +33,11 @@ SETTINGS = {
 LASTING = {"synchronous_commit": "on"}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the slow ones go first: begun last, one keeps a single worker busy at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the developer's own settings out of the tests."""

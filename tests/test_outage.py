@@ -165,6 +165,7 @@ def test_a_server_that_turned_read_only_is_left_and_taken_up_again_cn_05(own_ser
     assert len(news(worker)) == 2
 
 
+@pytest.mark.slow
 def test_an_outage_longer_than_the_lease_reaps_nobody_who_lived_through_it(own_server, start, effects):
     """Stopped and started again, then frozen: neither worker has been heard for twice its lease, and both are alive."""
     migrate(own_server.url)
