@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import shutil
 import signal
@@ -53,6 +54,7 @@ def main() -> int:
         say("stopping: what there is will be judged; once more to end at once")
         stopping.set()
 
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # a rollback over a broken line is no news here
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
@@ -75,6 +77,9 @@ def explain(verdict: Verdict, how: Circumstances) -> None:
             say(f"BROKEN {name}: {each}")
         if len(found) > SHOWN:
             say(f"BROKEN {name}: and {len(found) - SHOWN} more")
+    for life in verdict.lives:
+        if life.by_itself:
+            say(f"WORKER {life.slot}, process {life.pid}, ended by itself with code {life.code}")
     for each in verdict.broken_bars:
         say(f"BAR {each}")
     for what, why in how.missing.items():

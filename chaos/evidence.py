@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -100,6 +101,8 @@ class Life:
     slot: str
     began: float
     ended: float = FOR_EVER
+    code: int = 0
+    """How it ended, as subprocess gives it."""
     killed: float = FOR_EVER
     """When it was killed, by us or by a handler."""
     stopping: float = FOR_EVER
@@ -107,6 +110,11 @@ class Life:
     frozen: list[tuple[float, float]] = field(default_factory=list)
     starved: list[tuple[float, float]] = field(default_factory=list)
     """When the machine did not let it run."""
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether it ended and nobody had asked for it."""
+        return self.ended < min(self.killed, self.stopping)
 
     @property
     def gone(self) -> float:
@@ -143,7 +151,14 @@ class Evidence:
     def life(self, worker: str | None, at: float) -> Life | None:
         """Find the process behind a worker's name, host:pid:boot, which it had at that time."""
         pid = int(worker.split(":")[1]) if worker and worker.count(":") > 1 else 0
-        return next((life for life in self.lives if life.pid == pid and life.began <= at), None)
+        return next((life for life in self._lives_of.get(pid, ()) if life.began <= at), None)
+
+    @cached_property
+    def _lives_of(self) -> dict[int, list[Life]]:
+        found: dict[int, list[Life]] = defaultdict(list)
+        for life in sorted(self.lives, key=lambda life: -life.began):  # the newest first: process ids come round again
+            found[life.pid].append(life)
+        return found
 
     def by_job(self) -> dict[int, list[Change]]:
         """Give each job's changes in their order."""
@@ -184,7 +199,7 @@ def heard(evidence: Evidence, facts: Iterable[dict[str, Any]]) -> None:
                 _ran(evidence, fact, starts)
             case "started":
                 lives[fact["pid"]] = Life(fact["pid"], fact["slot"], fact["at"])
-                evidence.lives.insert(0, lives[fact["pid"]])  # the newest first: process ids come round again
+                evidence.lives.append(lives[fact["pid"]])
             case what if "pid" in fact and fact["pid"] in lives:
                 _happened(lives[fact["pid"]], what, fact, frozen)
             case what:
@@ -230,7 +245,7 @@ def _happened(life: Life, what: str, fact: dict[str, Any], frozen: dict[int, flo
         case "thawed" if life.pid in frozen:
             life.frozen.append((frozen.pop(life.pid), at))
         case "ended":
-            life.ended = at
+            life.ended, life.code = at, fact["code"]
         case "starved":
             life.starved.append((fact["since"], at))
 

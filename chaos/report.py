@@ -82,6 +82,8 @@ def report(verdict: Verdict, how: Circumstances) -> str:
         ("jobs whose enqueue was confirmed", f"{line['jobs']:,}"),
         ("enqueues that failed, or whose answer never came", verdict.unknown),
         ("faults", line["faults"]),
+        ("worker processes", len(verdict.lives)),
+        ("of these ended by themselves", sum(life.by_itself for life in verdict.lives)),
         ("jobs lost", line["lost"]),
         ("double outcomes", line["double_outcomes"]),
         ("illegal transitions", line["illegal_transitions"]),

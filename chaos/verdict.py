@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from chaos.conductor import Struck
-from chaos.evidence import Evidence
+from chaos.evidence import Evidence, Life
 from chaos.invariants import COUNTS, INVARIANTS, Repeat, check, repeats
 from chaos.scene import HOPELESS
 
@@ -29,6 +29,8 @@ class Verdict:
     """How often handlers ended in another way than by a return."""
     unknown: int = 0
     """Enqueues that failed, or whose answer never came."""
+    lives: list[Life] = field(default_factory=list)
+    """The worker processes."""
     recovery: dict[str, list[float]] = field(default_factory=dict)
     """By fault, in seconds."""
 
@@ -75,10 +77,16 @@ def judge(seed: int, evidence: Evidence, struck: list[Struck]) -> Verdict:
         if each.recovery is not None:
             recovery.setdefault(each.fault.name, []).append(each.recovery)
     recovery["kill"] = reclaims(evidence)
-    misdeeds = dict(Counter(each.how or SILENT for each in evidence.tries if each.how != "returned").most_common())
-    repeated = list(repeats(evidence))
     return Verdict(
-        seed, len(evidence.acknowledged), struck, check(evidence), repeated, misdeeds, evidence.unknown, recovery
+        seed=seed,
+        jobs=len(evidence.acknowledged),
+        struck=struck,
+        violations=check(evidence),
+        repeated=list(repeats(evidence)),
+        misdeeds=dict(Counter(each.how or SILENT for each in evidence.tries if each.how != "returned").most_common()),
+        unknown=evidence.unknown,
+        lives=evidence.lives,
+        recovery=recovery,
     )
 
 
