@@ -64,7 +64,7 @@ class Cron:
         try:
             sim = CronSim(self._text, FIRST)
         except (CronSimError, ValueError) as error:
-            raise InvalidOption(f"cron is {text!r}: {_reason(error)}; {CRON_HELP}") from error
+            raise InvalidOption(f"cron is {text!r}: {_reason(error, fields)}; {CRON_HELP}") from error
         self._every_hour = fields[2].startswith("*") or len(sim.hours - {HOURS_A_DAY}) == HOURS_A_DAY
         if self.next(datetime(2026, 1, 1, tzinfo=UTC)) is None:
             raise InvalidOption(f"cron is {text!r}: no such day comes in the next fifty years; mend day or month")
@@ -192,8 +192,15 @@ def _fields(text: str) -> list[str]:
     return ["0", *fields] if len(fields) == FIELDS else fields
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, fields: list[str]) -> str:
     said = str(error)
+    if "day-of-month" in said:
+        try:
+            CronSim(" ".join([*fields[:4], "*", fields[5]]), FIRST)
+        except (CronSimError, ValueError):
+            pass
+        else:
+            return "there is no such day in these months"
     return f"the {said.removeprefix('Bad ')} makes no sense" if said.startswith("Bad ") else "it makes no sense"
 
 
