@@ -14,7 +14,7 @@ WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format types imports check contract plans bench bench-page soak sweep chaos chaos-long bench-peers demo clean
+.PHONY: help setup test model lint format types imports check contract plans bench bench-page soak sweep chaos chaos-long bench-peers demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,11 @@ imports: $(VENV)/.dev ## Check that imports point down
 	$(BIN)/lint-imports --no-logo
 
 check: lint types imports test ## All of the above
+
+model: $(VENV)/.dev ## Try the state machine against its model, thousands of examples: make model SEED=7
+	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "SEED=$$seed"; \
+	$(BIN)/python -m pytest $(or $(TESTS),tests/test_model.py) -o faulthandler_timeout=0 \
+	  --hypothesis-profile=model --hypothesis-seed=$$seed
 
 contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its script lies beside the checkout
 	@if [ -f $(CONTRACT) ]; then $(BIN)/python -m redrive.dev_server -- $(BIN)/python $(CONTRACT); \

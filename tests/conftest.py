@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
 from psycopg.conninfo import conninfo_to_dict
 
 import support
@@ -20,6 +21,9 @@ from chaos.pooler import pooler
 from chaos.programs import find_pgbouncer
 from chaos.server import OwnServer
 from redrive.dev_server import DevServer
+
+# a hundred times as many examples as in `make test`, and others at each run
+settings.register_profile("model", max_examples=10_000, deadline=None)
 
 GIVEN_URL = os.environ.get("DATABASE_URL")
 BINARIES = Path(os.environ["REDRIVE_PG_BIN"]) if os.environ.get("REDRIVE_PG_BIN") else None
