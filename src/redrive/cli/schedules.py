@@ -296,10 +296,13 @@ def _tell(row: Schedule, *, as_json: bool) -> None:
 
 
 def _record(row: Schedule) -> dict[str, Any]:
+    from redrive.cli.curtain import Curtain
+
     seconds = {
         key: None if getattr(row, key) is None else getattr(row, key).total_seconds() for key in ("every", "age")
     }
-    return {**vars(row), **seconds, "state": row.state}
+    payload = Curtain().data(row.kind, row.payload)
+    return {**vars(row), **seconds, "payload": payload, "state": row.state}
 
 
 def _when(row: Schedule) -> str:
