@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,12 @@ SETTINGS = {
 
 # a crash of the server must not lose what it has confirmed
 LASTING = {"synchronous_commit": "on"}
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C, and let programs of the tests take it, also where a script has begun the run in its background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
