@@ -158,3 +158,24 @@ class TestDatabase:
         assert heard[0].what == "claim"
         assert heard[1].away > 0
         assert database.away_since == 0.0
+
+    def test_the_first_part_that_is_answered_wakes_those_that_still_wait(self):
+        """After a long outage nobody waits his whole pause: recovery is as quick as the quickest."""
+        database = Database("here:1:abcdef")
+        patient = Scripted(iter([outage(), 0.0, FOR_EVER]), database, "patient")
+        patient.longest_pause, patient._failures = FOR_EVER, 100
+        first = Scripted(iter([outage(), 0.0, FOR_EVER]), database, "first")
+
+        async def scenario() -> None:
+            stopping = asyncio.Event()
+            turning = [asyncio.create_task(service.run(stopping)) for service in (patient, first)]
+            async with asyncio.timeout(20):
+                while len(patient.rounds) < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            stopping.set()
+            for service in (patient, first):
+                service.wake()
+            await asyncio.gather(*turning)
+
+        asyncio.run(scenario())
+        assert database.away_since == 0.0
