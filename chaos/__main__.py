@@ -34,7 +34,7 @@ from chaos.stage import Stage
 from chaos.verdict import Verdict, judge
 
 SECONDS = 300.0
-JOBS_PER_SECOND = 80.0
+JOBS_PER_SECOND = 90.0
 AT_WORK = 0.84
 """The part of the time in which faults strike; the rest is for what they left behind."""
 DRAIN = 90.0

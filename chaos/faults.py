@@ -52,7 +52,7 @@ def stop(scene: Scene, fault: Planned) -> float | None:
     with scene.victim(fault.pick) as slot:
         since, pid = time.monotonic(), slot.pid
         scene.crew.terminate(slot)
-        wait_for(lambda: slot.pid != pid, HOPELESS)
+        wait_for(lambda: slot.pid != pid, 2 * HOPELESS)
         return time.monotonic() - since
 
 
@@ -168,7 +168,7 @@ def read_only(scene: Scene, fault: Planned) -> float | None:
             time.sleep(fault.lasts)
             conn.execute("ALTER SYSTEM RESET default_transaction_read_only")
             conn.execute("SELECT pg_reload_conf()")
-            wait_for(scene.stage.accepts_writes)
+            wait_for(scene.stage.accepts_writes, 60)
         return _all_well(scene)
 
 

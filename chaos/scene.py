@@ -44,7 +44,7 @@ class Scene:
     @contextlib.contextmanager
     def victim(self, pick: float) -> Iterator[Slot]:
         """Choose a worker that runs and that no other fault strikes now."""
-        slot = wait_for(lambda: self._engage(pick), 20)
+        slot = wait_for(lambda: self._engage(pick), 60)
         try:
             yield slot
         finally:

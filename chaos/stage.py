@@ -143,14 +143,14 @@ class Stage:
         command += ["-D", str(root / "data"), "-d", self._server.url]
         if not self.no_disk:
             command += ["-T", f"{self.disk / 'space'}={self._new_disk(self._generation + 1) / 'space'}"]
-        subprocess.run(command, check=True, capture_output=True, cwd="/", timeout=60, **who)
+        subprocess.run(command, check=True, capture_output=True, cwd="/", timeout=120, **who)
         port = str(self._ports[(self._generation + 1) % 2])
         standby = DevServer(root, keep=False, settings=SETTINGS | {"port": port}).start()
         with self.connect() as conn:
             conn.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
             conn.execute("SELECT pg_reload_conf()")
             synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')"
-            wait_for(lambda: conn.execute(synchronous).fetchone() == (1,), 20)
+            wait_for(lambda: conn.execute(synchronous).fetchone() == (1,), 60)
             # a commit that waits for the standby from now on brings along all that was committed before
             conn.execute("SET synchronous_commit = on; INSERT INTO chaos.probes DEFAULT VALUES")
         return standby
@@ -166,7 +166,7 @@ class Stage:
         self._generation += 1
         with self.connect() as conn:
             conn.execute("SELECT pg_promote(true, 30)")
-        wait_for(self.accepts_writes, 20)
+        wait_for(self.accepts_writes, 60)
         since = time.monotonic()
         for way in (self.network, self.floor):
             way.lead_to(self.plain)
