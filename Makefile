@@ -1,9 +1,12 @@
 # One command per need, the same one here and in CI. `make` alone lists them.
 VENV   ?= .venv
 PYTHON ?= python3
-# how many tests at once, and what else pytest is told: make test TESTS="tests/test_migrate.py -x"
-JOBS   ?= 2
+# how many tests at once (they wait half of the time), and what else pytest is told: make test TESTS="tests/test_migrate.py -x"
+JOBS   ?= 3
 TESTS  ?=
+# of make chaos
+CHAOS_SECONDS ?= 300
+SEED ?=
 # of make soak
 MINUTES ?= 15
 RATE    ?= 800
@@ -11,7 +14,7 @@ WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format types imports check contract plans bench bench-page soak sweep bench-peers demo clean
+.PHONY: help setup test model lint format types imports check contract plans bench bench-page soak sweep chaos chaos-long bench-peers demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +22,7 @@ help: ## List what can be made
 setup: $(VENV)/.dev ## Make the virtual environment and install the package with its tools
 
 test: $(VENV)/.dev ## Run the tests on a Postgres of their own (or on the server that DATABASE_URL names)
-	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 lint: $(VENV)/.dev ## Check style and formatting
 	$(BIN)/ruff check
@@ -37,6 +40,11 @@ imports: $(VENV)/.dev ## Check that imports point down
 
 check: lint types imports test ## All of the above
 
+model: $(VENV)/.dev ## Try the state machine against its model, thousands of examples: make model SEED=7
+	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "SEED=$$seed"; \
+	$(BIN)/python -m pytest $(or $(TESTS),tests/test_model.py) -o faulthandler_timeout=0 \
+	  --hypothesis-profile=model --hypothesis-seed=$$seed
+
 contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its script lies beside the checkout
 	@if [ -f $(CONTRACT) ]; then $(BIN)/python -m redrive.dev_server -- $(BIN)/python $(CONTRACT); \
 	else echo "contract: skipped, no $(CONTRACT)"; fi
@@ -49,6 +57,12 @@ soak: $(VENV)/.dev ## A steady load under long transactions: make soak MINUTES=6
 
 sweep: $(VENV)/.dev ## Measure looks from the head of a lane over a million dead entries, and how long late jobs wait
 	$(BIN)/python -m benchmarks.sweep
+
+chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none is lost: CHAOS_SECONDS=300 SEED=7
+	$(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+chaos-long: ## The same for an hour
+	@$(MAKE) --no-print-directory chaos CHAOS_SECONDS=3600
 
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo

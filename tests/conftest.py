@@ -6,16 +6,25 @@ DATABASE_URL names another server to use; REDRIVE_PG_BIN other binaries for ours
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
 from psycopg.conninfo import conninfo_to_dict
 
 import support
+from chaos.pooler import pooler
+from chaos.programs import find_pgbouncer
+from chaos.server import OwnServer
 from redrive.dev_server import DevServer
+
+# a hundred times as many examples as in `make test`, and others at each run
+settings.register_profile("model", max_examples=10_000, deadline=None)
 
 GIVEN_URL = os.environ.get("DATABASE_URL")
 BINARIES = Path(os.environ["REDRIVE_PG_BIN"]) if os.environ.get("REDRIVE_PG_BIN") else None
@@ -29,12 +38,25 @@ SETTINGS = {
 LASTING = {"synchronous_commit": "on"}
 
 
+def pytest_configure() -> None:
+    """Take Ctrl-C, and let programs of the tests take it, also where a script has begun the run in its background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the slow ones go first: begun last, one keeps a single worker busy at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the developer's own settings out of the tests."""
     for name in list(os.environ):
         if name == "DATABASE_URL" or name.startswith(("PG", "REDRIVE_")):
             monkeypatch.delenv(name)
+    # A suite of processes: what one has compiled, the next need not compile again.
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +68,8 @@ def server() -> Iterator[DevServer | None]:
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
     directory = support.clusters() / f"redrive-tests-{run[:12]}"
     with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS) as started:
+        if not started.attached:
+            support.cheap_logins(started.url)
         yield started
 
 
@@ -125,12 +149,23 @@ def server_log(server: DevServer | None, db: str) -> support.ServerLog:
     return support.ServerLog(server.log, str(conninfo_to_dict(db)["dbname"]))
 
 
+@pytest.fixture(scope="session")
+def seed(server: DevServer | None) -> Iterator[Path]:
+    """A cluster that nobody runs, for `support.plant` to copy."""
+    # beneath the run's own server, which takes it along, should pytest be killed
+    directory = (server.directory if server else support.clusters()) / f"redrive-seed-{uuid.uuid4().hex[:12]}"
+    with DevServer(directory, keep=True, bindir=BINARIES) as started:
+        support.cheap_logins(started.url)
+    yield directory
+    shutil.rmtree(directory)
+
+
 @pytest.fixture
-def own_server() -> Iterator[support.OwnServer]:
+def own_server(seed: Path) -> Iterator[OwnServer]:
     """A private server to stop, crash and freeze. Its database is empty: migrate `own_server.url`."""
-    directory = support.clusters() / f"redrive-own-{uuid.uuid4().hex[:12]}"
+    directory = support.plant(seed, support.clusters() / f"redrive-own-{uuid.uuid4().hex[:12]}")
     with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS | LASTING) as started:
-        own = support.OwnServer(started)
+        own = OwnServer(started)
         yield own
         own.close()
 
@@ -138,7 +173,7 @@ def own_server() -> Iterator[support.OwnServer]:
 @pytest.fixture(scope="session")
 def pgbouncer_program() -> str:
     """Pgbouncer's program, installed if need be and possible."""
-    program = support.pgbouncer_program()
+    program = find_pgbouncer()
     if program is None:
         pytest.skip("no pgbouncer here, and no root with apt-get to install it")
     return program
@@ -147,5 +182,5 @@ def pgbouncer_program() -> str:
 @pytest.fixture
 def pgbouncer(pgbouncer_program: str, db: str) -> Iterator[str]:
     """A DSN of `db` through pgbouncer in transaction mode with two server connections."""
-    with support.pooler(pgbouncer_program, db) as dsn:
+    with pooler(pgbouncer_program, db) as dsn:
         yield dsn

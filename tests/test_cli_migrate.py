@@ -78,11 +78,9 @@ def test_two_schemas_live_in_one_database(db):
 
 def test_a_lock_in_the_way_is_waited_for_and_told(db, wait_for):
     with psycopg.connect(db) as holder, psycopg.connect(db, autocommit=True) as conn:
-        conn.execute("delete from redrive.migrations")
-        conn.execute("drop table redrive.jobs, redrive.failures, redrive.workers, redrive.jobs_archive cascade")
-        for function in ("clock", "wake", "wake_on_insert", "enqueue"):
-            conn.execute(f"drop function redrive.{function}")
-        conn.execute("drop domain redrive.job_status")
+        conn.execute("delete from redrive.migrations; alter table redrive.migrations set schema public")
+        conn.execute("drop schema redrive cascade; create schema redrive")
+        conn.execute("alter table public.migrations set schema redrive")
         holder.execute("lock table redrive.migrations")
         child = process(db, "migrate")
         assert child.stderr

@@ -11,7 +11,7 @@ import pytest
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from proxy import Proxy
+from chaos.proxy import Proxy
 from redrive import connections
 from redrive.connections import Control, conninfo, is_outage, is_transient
 from redrive.errors import NoDatabase

@@ -18,7 +18,7 @@ import pytest
 from conftest import SETTINGS
 from redrive.dev_server import DevServer, binaries, supervisor
 from redrive.errors import NoDatabase
-from support import wait_for
+from support import clusters, plant, wait_for
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has an account to lend")
 # A parent that tells where its server is and then waits to be killed.
@@ -37,7 +37,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def server(server):
+def shared(server):
     """The run's own server, where it has one."""
     return server or pytest.skip("DATABASE_URL names another server")
 
@@ -45,10 +45,16 @@ def server(server):
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A directory that the server's account can pass, too: root's pytest makes closed ones."""
-    directory = Path(tempfile.mkdtemp(prefix="redrive-place-"))
+    directory = Path(tempfile.mkdtemp(prefix="redrive-place-", dir=clusters()))
     directory.chmod(0o711)
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def planted(seed: Path, place: Path) -> Path:
+    """A cluster that was made before, for what is not about its making."""
+    return plant(seed, place / "pg")
 
 
 @pytest.fixture
@@ -93,13 +99,13 @@ def test_a_server_answers_on_both_urls_and_leaves_nothing_behind():
     assert (directory.exists(), gone(pid)) == (False, True)
 
 
-def test_a_wrong_password_is_refused(server):
+def test_a_wrong_password_is_refused(shared):
     with pytest.raises(psycopg.OperationalError, match="password"):
-        ask(server.url.replace("postgres:", "postgres:x"))
+        ask(shared.url.replace("postgres:", "postgres:x"))
 
 
-def test_settings_reach_the_server(server):
-    assert ask(server.url, "show max_connections") == SETTINGS["max_connections"]
+def test_settings_reach_the_server(shared):
+    assert ask(shared.url, "show max_connections") == SETTINGS["max_connections"]
 
 
 def test_kill_9_of_the_parent_stops_the_server_and_deletes_its_directory(parents):
@@ -108,9 +114,9 @@ def test_kill_9_of_the_parent_stops_the_server_and_deletes_its_directory(parents
     wait_for(lambda: gone(seen["pid"]) and not Path(seen["directory"]).exists())
 
 
-def test_a_forked_child_that_lives_on_does_not_hold_the_server(parents, place):
+def test_a_forked_child_that_lives_on_does_not_hold_the_server(parents, planted):
     """Multiprocessing forks inherit the pipe that tells the supervisor of the parent's end."""
-    process, seen = parent(parents, place / "pg", "fork")
+    process, seen = parent(parents, planted, "fork")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     wait_for(lambda: gone(seen["pid"]) and not Path(seen["directory"]).exists())
@@ -119,15 +125,15 @@ def test_a_forked_child_that_lives_on_does_not_hold_the_server(parents, place):
             os.kill(child, signal.SIGKILL)
 
 
-def test_two_processes_share_one_server_and_the_last_one_out_stops_it(parents, place):
+def test_two_processes_share_one_server_and_the_last_one_out_stops_it(parents, planted):
     """Whoever started it, and although he was killed."""
-    first, seen = parent(parents, place / "pg")
-    with DevServer(place / "pg", keep=False) as second:
+    first, seen = parent(parents, planted)
+    with DevServer(planted, keep=False) as second:
         assert (seen["attached"], second.attached) == (False, True)
         first.kill()
         first.wait()
         assert (ask(second.url), postmaster(second)) == (42, seen["pid"])
-    assert not (place / "pg").exists()
+    assert not planted.exists()
     wait_for(lambda: gone(seen["pid"]))
 
 
@@ -146,37 +152,37 @@ def test_two_that_start_at_once_get_the_same_server(place):
     wait_for(lambda: not (place / "pg").exists())
 
 
-def test_a_kept_cluster_has_its_rows_at_the_next_start(place):
-    with DevServer(place / "pg") as server:
+def test_a_kept_cluster_has_its_rows_at_the_next_start(planted):
+    with DevServer(planted) as server:
         assert ask(server.url, "select lo_from_bytea(4711, 'kept')") == 4711
         pid = postmaster(server)
     assert gone(pid)
-    with DevServer(place / "pg") as server:
+    with DevServer(planted) as server:
         assert ask(server.url, "select lo_get(4711)") == b"kept"
 
 
-def test_a_server_that_crashed_comes_back_at_the_next_start(place):
-    with DevServer(place / "pg") as server:
+def test_a_server_that_crashed_comes_back_at_the_next_start(planted):
+    with DevServer(planted) as server:
         os.kill(postmaster(server), signal.SIGKILL)
-    with DevServer(place / "pg") as server:
+    with DevServer(planted) as server:
         assert ask(server.url) == 42
 
 
-def test_an_orphan_of_a_killed_supervisor_is_adopted_and_stopped(parents, place):
-    process, seen = parent(parents, place / "pg")
+def test_an_orphan_of_a_killed_supervisor_is_adopted_and_stopped(parents, planted):
+    process, seen = parent(parents, planted)
     [supervising] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(supervising), signal.SIGKILL)
     process.kill()
     process.wait()
-    with DevServer(place / "pg", keep=False) as server:
+    with DevServer(planted, keep=False) as server:
         assert (server.attached, ask(server.url)) == (True, 42)
-    assert not (place / "pg").exists()
+    assert not planted.exists()
     wait_for(lambda: gone(seen["pid"]))
 
 
-def test_a_deep_directory_gets_a_short_socket(place):
+def test_a_deep_directory_gets_a_short_socket(seed, place):
     """The path of a unix socket has room for about a hundred bytes."""
-    with DevServer(place / ("deep" * 25)) as server:
+    with DevServer(plant(seed, place / ("deep" * 25))) as server:
         assert ask(server.socket_url) == 42
         sockets = Path(psycopg.conninfo.conninfo_to_dict(server.socket_url)["host"])
         assert not sockets.is_relative_to(server.directory)
@@ -190,14 +196,14 @@ def test_the_callers_own_postgres_variables_do_not_reach_the_server(monkeypatch)
         assert ask(server.url) == 42
 
 
-def test_a_server_that_cannot_start_says_why():
+def test_a_server_that_cannot_start_says_why(planted):
     with pytest.raises(NoDatabase, match="no_such_setting"):
-        DevServer(settings={"no_such_setting": "1"}).start()
+        DevServer(planted, keep=False, settings={"no_such_setting": "1"}).start()
 
 
 @as_root
-def test_root_lends_the_server_an_unprivileged_account():
-    with DevServer() as server:
+def test_root_lends_the_server_an_unprivileged_account(planted):
+    with DevServer(planted) as server:
         assert Path(f"/proc/{postmaster(server)}").stat().st_uid == supervisor.account()["user"] != 0
 
 
@@ -274,14 +280,14 @@ def run(*command):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_command_finds_the_server_in_database_url_and_its_exit_code_counts():
+def test_a_command_finds_the_server_in_database_url_and_its_exit_code_counts(planted):
     code = "import os, psycopg; psycopg.connect(os.environ['DATABASE_URL']).close(); raise SystemExit(3)"
-    done = run("--", sys.executable, "-c", code)
+    done = run("--directory", planted, "--", sys.executable, "-c", code)
     assert done.returncode == 3, done.stderr
 
 
-def test_a_command_that_does_not_exist_is_named():
-    done = run("--", "no-such-command")
+def test_a_command_that_does_not_exist_is_named(planted):
+    done = run("--directory", planted, "--", "no-such-command")
     assert (done.returncode, done.stderr) == (127, "no-such-command: No such file or directory\n")
 
 

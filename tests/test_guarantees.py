@@ -56,6 +56,7 @@ class Crew:
                     conn.execute("select pg_terminate_backend(%s)", (pid,))
 
 
+@pytest.mark.slow
 def test_no_job_is_lost_while_workers_are_killed_stopped_frozen_and_cut_off(db, conn, start_worker):
     """Three workers, something happens to one of them every 0.2 s, and jobs come in all the while."""
     effects = Effects(db)

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import redrive.sql
 import support
+from chaos.pooler import pooler
 from redrive import Queue, migrate
 from redrive.dev_server import binaries
 from redrive.errors import MigrationFailed, NotMigrated
@@ -382,7 +383,7 @@ def test_a_lock_that_is_never_given_up_ends_in_one_line(empty_db, monkeypatch):
 
 
 def test_migrate_goes_through_a_pooler(pgbouncer_program, empty_db):
-    with support.pooler(pgbouncer_program, empty_db) as through:
+    with pooler(pgbouncer_program, empty_db) as through:
         assert migrate.migrate(through) == [step.version for step in migrations()]
         for _ in range(7):  # more often than psycopg says a statement before it prepares it
             assert migrate.migrate(through) == []

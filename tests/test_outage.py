@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from chaos.proxy import Proxy
 from engine import APP, Effects, Inside, failures, insert, measured, row, sentries, sessions, states, status
-from proxy import Proxy
 from redrive import Dead, Discard, Queue, Retry, Snooze, events, listener
 from redrive.migrate import migrate
 from support import wait_for
@@ -165,6 +165,7 @@ def test_a_server_that_turned_read_only_is_left_and_taken_up_again_cn_05(own_ser
     assert len(news(worker)) == 2
 
 
+@pytest.mark.slow
 def test_an_outage_longer_than_the_lease_reaps_nobody_who_lived_through_it(own_server, start, effects):
     """Stopped and started again, then frozen: neither worker has been heard for twice its lease, and both are alive."""
     migrate(own_server.url)

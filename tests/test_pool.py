@@ -181,22 +181,23 @@ def test_many_tasks_of_a_loop_enqueue_at_once(db, conn):
     queue.close()
 
 
-def test_a_task_that_is_cancelled_in_the_middle_spoils_nothing(db):
+def test_a_task_that_is_cancelled_in_the_middle_spoils_nothing(db, conn):
     queue = Queue(db)
+    amid = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(10)' AND state = 'active'"
 
     async def play() -> None:
         async with queue.pool.async_connection():
             pass
         task = asyncio.create_task(apid_slowly(queue.pool))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(support.wait_for, lambda: conn.execute(amid).fetchone()[0])
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await queue.enqueue_async("mail")).created
 
     async def apid_slowly(pool: Pool) -> None:
-        async with pool.async_connection() as conn:
-            await conn.execute("SELECT pg_sleep(10)")
+        async with pool.async_connection() as own:
+            await own.execute("SELECT pg_sleep(10)")
 
     asyncio.run(play())
     queue.close()

@@ -183,8 +183,8 @@ class TestClaim:
                 held.producer._wake.clear()
                 assert len(held.slots.take_unstarted()) == 1
                 held.slots.on_free()
-                await asyncio.sleep(0.01)
-                assert held.producer._wake.is_set()
+                async with asyncio.timeout(10):
+                    await held.producer._wake.wait()
 
         asyncio.run(scenario())
 

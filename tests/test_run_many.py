@@ -278,20 +278,6 @@ class TestLongRuns:
         assert states(conn) == {"succeeded": 2}
         assert server_log.errors() == []
 
-    def test_without_a_timeout_a_job_outlives_many_leases_and_runs_once(self, db, conn, queue):
-        """CR-13: while it beats nobody takes it, whatever their own limits are."""
-        effects = Effects()
-
-        @queue.handler("endless", timeout=None)
-        async def endless(payload, job):
-            effects.begin(job.id)
-            await asyncio.sleep(6)
-
-        with working(queue, lease=1), working(queue, lease=1):
-            one = queue.enqueue("endless").id
-            found = until_state(conn, one, "succeeded", seconds=20)
-        assert (len(effects.began), found.attempts, found.crashes) == (1, 1, 0)
-
     def test_a_job_of_a_kind_that_its_new_worker_does_not_know_is_still_taken_back(self, db, conn, queue):
         """CR-13: the lease needs no handler to run out."""
         one = plain_insert(conn, "gone", status="running", attempts=1, claims=1, locked_by="here:1:aaaaaa")
@@ -303,11 +289,12 @@ class TestLongRuns:
             found = until_state(conn, one, "pending")
         assert (found.locked_by, found.attempts) == (None, 0)
 
-    @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_past_its_timeout_a_run_keeps_its_slot_and_the_next_try_never_overlaps(self, db, conn, queue, kind):
-        """CR-14: the handler swallows whatever it is told, its lease lives on, two workers stand by."""
+    def test_past_its_timeout_a_run_keeps_its_slot_and_the_next_try_never_overlaps(self, db, conn, queue):
+        """CR-14: the handlers swallow whatever they are told, their leases live on, two workers stand by."""
         effects = Effects()
         options = {"timeout": 0.3, "backoff": backoff.fixed(0.1), "max_attempts": 2}
+        quick_at = []
+        queue.handler("quick")(lambda payload: quick_at.append(time.monotonic()))
 
         @queue.handler("sync", **options)
         def sync(payload, job):
@@ -328,16 +315,21 @@ class TestLongRuns:
             effects.end(job.id)
 
         with working(queue, lease=1, concurrency=1), working(queue, lease=1, concurrency=1):
-            one = queue.enqueue(kind).id
-            until_state(conn, one, "running")
+            ids = [queue.enqueue(kind).id for kind in ("sync", "async")]
+            for one in ids:
+                until_state(conn, one, "running")
             complaint = "select problem from redrive.workers where problem like '%%past its timeout%%'"
-            wait_for(lambda: rows(conn, complaint))
-            found = until_state(conn, one, "dead", seconds=20)
-        assert (found.attempts, found.claims, found.crashes) == (2, 2, 0)
-        assert len(effects.began) == len(effects.ended) == 2
+            wait_for(lambda: len(rows(conn, complaint)) == 2)
+            behind = queue.enqueue("quick").id
+            late = [until_state(conn, one, "dead", seconds=20) for one in ids]
+            until_state(conn, behind, "succeeded")
+        assert [(found.attempts, found.claims, found.crashes) for found in late] == [(2, 2, 0)] * 2
+        assert len(effects.began) == len(effects.ended) == 4
         assert not effects.overlaps()
-        assert [each.error_type for each in history(conn, one)] == ["TimeoutError"] * 2
-        assert all(each.duration > 2 for each in history(conn, one))
+        assert min(quick_at) >= min(at for _, at in effects.ended), "both slots were kept"
+        for one in ids:
+            assert [each.error_type for each in history(conn, one)] == ["TimeoutError"] * 2
+            assert all(each.duration > 2 for each in history(conn, one))
 
     def test_an_async_handler_past_its_timeout_is_gone_within_moments(self, db, conn, queue):
         """CR-14."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -41,9 +41,7 @@ def turn(service: Scripted, rounds: int, seconds: float = 10) -> list[Any]:
     async def scenario() -> None:
         stopping = asyncio.Event()
         turning = asyncio.create_task(service.run(stopping))
-        async with asyncio.timeout(seconds):
-            while len(service.rounds) < rounds:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: len(service.rounds) >= rounds, seconds)
         stopping.set()
         service.wake()
         await turning
@@ -51,6 +49,12 @@ def turn(service: Scripted, rounds: int, seconds: float = 10) -> list[Any]:
     with hearing() as heard:
         asyncio.run(scenario())
     return heard
+
+
+async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - whatever it is, nothing tells of it
+            await asyncio.sleep(0.005)
 
 
 def outage() -> psycopg.Error:
@@ -111,10 +115,9 @@ class TestRounds:
             service.tick = woken_meanwhile
             stopping = asyncio.Event()
             turning = asyncio.create_task(service.run(stopping))
-            await asyncio.sleep(0.02)
-            assert len(service.rounds) == 2
+            await until(lambda: len(service.rounds) == 2)
             service.wake()
-            await asyncio.sleep(0.02)
+            await until(lambda: len(service.rounds) == 3)
             stopping.set()
             service.wake()
             await turning
@@ -124,8 +127,9 @@ class TestRounds:
 
     def test_a_cancellation_ends_it(self):
         async def scenario() -> None:
-            turning = asyncio.create_task(Scripted(iter([FOR_EVER])).run(asyncio.Event()))
-            await asyncio.sleep(0.01)
+            service = Scripted(iter([FOR_EVER]))
+            turning = asyncio.create_task(service.run(asyncio.Event()))
+            await until(lambda: service.rounds)
             turning.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await turning
@@ -141,11 +145,8 @@ class TestDatabase:
         async def scenario() -> None:
             stopping = asyncio.Event()
             turning = [asyncio.create_task(service.run(stopping)) for service in services]
-            await asyncio.sleep(0.01)
-            assert database.away_since
-            async with asyncio.timeout(20):
-                while any(len(service.rounds) < 5 for service in services):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: database.away_since)
+            await until(lambda: all(len(service.rounds) >= 5 for service in services), 20)
             stopping.set()
             for service in services:
                 service.wake()
@@ -156,4 +157,25 @@ class TestDatabase:
         assert [type(event) for event in heard] == [ConnectionLost, ConnectionRestored]
         assert heard[0].what == "claim"
         assert heard[1].away > 0
+        assert database.away_since == 0.0
+
+    def test_the_first_part_that_is_answered_wakes_those_that_still_wait(self):
+        """After a long outage nobody waits his whole pause: recovery is as quick as the quickest."""
+        database = Database("here:1:abcdef")
+        patient = Scripted(iter([outage(), 0.0, FOR_EVER]), database, "patient")
+        patient.longest_pause, patient._failures = FOR_EVER, 100
+        first = Scripted(iter([outage(), 0.0, FOR_EVER]), database, "first")
+
+        async def scenario() -> None:
+            stopping = asyncio.Event()
+            turning = [asyncio.create_task(service.run(stopping)) for service in (patient, first)]
+            async with asyncio.timeout(20):
+                while len(patient.rounds) < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            stopping.set()
+            for service in (patient, first):
+                service.wake()
+            await asyncio.gather(*turning)
+
+        asyncio.run(scenario())
         assert database.away_since == 0.0

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos.proxy import Proxy
 from engine import APP, Effects, Inside, failures, insert, measured, row, states, status
-from proxy import Proxy
 from redrive import Queue, slots
 from support import wait_for
 
@@ -169,6 +169,7 @@ def test_the_heartbeat_goes_on_and_a_cancel_is_seen_while_a_worker_drains_sd_03(
     queue.close()
 
 
+@pytest.mark.slow
 def test_a_database_that_is_gone_or_answers_nothing_holds_up_no_stop(db, conn, start, effects):
     """It ends within the grace and a few seconds for the last words; its jobs are found by the reapers of others."""
     flags = ("--grace", "0.5", "--lease", "2", "--concurrency", "1")

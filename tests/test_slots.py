@@ -81,6 +81,13 @@ class Rig:
     async def until(self, condition: Callable[[], object], seconds: float = 10) -> None:
         await asyncio.to_thread(wait_for, condition, seconds, 0.002)
 
+    async def watch_until(self, condition: Callable[[], object]) -> None:
+        """Look for those past their timeout, as the worker's loop does, until *condition* is true."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self.slots.watch()
+                await asyncio.sleep(0.002)
+
     def outcome(self, one: Any) -> Any:
         return next((finished.outcome for finished in self.done if finished.job is one), None)
 
@@ -530,9 +537,7 @@ class TestTimeouts:
                 await held.until(lambda: one.id in held.slots.running)
                 held.slots.watch()
                 assert one.stop_reason == ""
-                await asyncio.sleep(0.06)
-                held.slots.watch()
-                await held.until(lambda: held.outcome(one))
+                await held.watch_until(lambda: held.outcome(one))
                 assert isinstance(held.outcome(one), Retried)
                 assert held.outcome(one).failure.error_type == "TimeoutError"
                 assert "0.05 s" in held.outcome(one).failure.message
@@ -560,7 +565,7 @@ class TestTimeouts:
             async with rig(queue, 1) as held:
                 one = job("stubborn")
                 held.slots.add([one])
-                await asyncio.sleep(0.03)
+                await held.watch_until(lambda: cancels)
                 for _ in range(5):
                     held.slots.watch()
                     await asyncio.sleep(0.005)
@@ -594,7 +599,7 @@ class TestTimeouts:
                 one, two = job("hangs"), job("hangs")
                 held.slots.add([one, two])
                 await held.until(lambda: one.id in held.slots.running)
-                await asyncio.sleep(0.03)
+                await held.watch_until(held.slots.overdue)
                 for _ in range(3):
                     held.slots.watch()
                     await asyncio.sleep(0.005)
@@ -637,9 +642,8 @@ class TestTimeouts:
                 await held.until(lambda: gate.inside == 2)
                 held.slots.tell_all()
                 held.slots.cancel(cancelled.id)
-                await asyncio.sleep(0.02)
-                held.slots.watch()
-                assert (stopping.stop_reason, cancelled.stop_reason) == (TIMED_OUT, CANCELLED)
+                await held.watch_until(lambda: stopping.stop_reason == TIMED_OUT)
+                assert cancelled.stop_reason == CANCELLED
                 gate.open()
                 await held.until(lambda: held.slots.empty)
 
@@ -648,11 +652,12 @@ class TestTimeouts:
 
 class TestWhatHandlersLeaveBehind:
     def test_a_cancel_that_comes_after_the_end_does_not_cost_the_slot(self, queue):
-        ran = []
+        ran, cancelled = [], []
 
         @queue.handler("late")
         async def late(payload, job):
-            asyncio.get_running_loop().call_later(0.02, asyncio.current_task().cancel)
+            slot = asyncio.current_task()
+            asyncio.get_running_loop().call_later(0.02, lambda: cancelled.append(slot.cancel()))
 
         @queue.handler("next")
         async def follows(payload, job):
@@ -663,7 +668,7 @@ class TestWhatHandlersLeaveBehind:
                 first, second = job("late"), job("next")
                 held.slots.add([first])
                 await held.until(lambda: held.outcome(first))
-                await asyncio.sleep(0.05)
+                await held.until(lambda: cancelled)
                 held.slots.add([second])
                 await held.until(lambda: held.outcome(second))
                 assert ran == [second.id]

@@ -8,6 +8,7 @@ What redrive raises::
     ├── NotMigrated                    the tables are missing or too old
     ├── MigrationFailed                a migration stopped; nothing of it was kept
     ├── UnknownKind                    no handler goes by that name
+    ├── UnknownSchedule                no schedule goes by that name
     ├── NoDatabase                     no connection string anywhere
     ├── LeaseLost                      the job now belongs to somebody else
     └── HandlerCrashed                 the child process of an isolated handler died under its job
@@ -63,6 +64,10 @@ class MigrationFailed(RedriveError):
 
 class UnknownKind(RedriveError):
     """No handler of this queue has that kind; register it with `@queue.handler(kind)` or mend the name."""
+
+
+class UnknownSchedule(RedriveError):
+    """There is no schedule of that name; `redrive schedules list` shows those that there are."""
 
 
 class NoDatabase(RedriveError):

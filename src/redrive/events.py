@@ -228,10 +228,51 @@ class LoopBlocked(Event):
     """Where, if that could be seen."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleEvent(Event):
+    """What all events about a schedule have."""
+
+    schedule: str
+    """Its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRan(ScheduleEvent):
+    """A slot of a schedule was enqueued."""
+
+    slot: str
+    """The instant for which, in ISO format."""
+
+    kind: str
+    """The job's kind."""
+
+    job: int
+    """The job's id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSkipped(ScheduleEvent):
+    """A slot of a schedule was not enqueued, as its policy has it."""
+
+    slot: str
+    """The instant for which it would have been, in ISO format."""
+
+    reason: str
+    """That it was missed, or that the run before it had not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleBroken(ScheduleEvent):
+    """A schedule can't be planned; it waits for somebody to mend it."""
+
+    problem: str
+    """Why, and what would mend it."""
+
+
 EVENT_TYPES: tuple[type[Event], ...] = tuple(
     each
     for each in list(vars().values())
-    if isinstance(each, type) and issubclass(each, Event) and each not in (Event, JobEvent)
+    if isinstance(each, type) and issubclass(each, Event) and each not in (Event, JobEvent, ScheduleEvent)
 )
 """Every event there is."""
 

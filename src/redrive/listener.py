@@ -44,6 +44,8 @@ class Listener(Service):
         self.pid: int | None = None
         """The backend of the listening session, for peers to end it when this worker is frozen."""
         self.on_wake: Callable[[], None] = lambda: None
+        self.on_word: dict[str, Callable[[], None]] = {}
+        """Whom to tell of a notification to all with this payload; such a one wakes nobody for a job, known or not."""
         self._last_pid: int | None = None
         self._control = control
         self._speaker = speaker
@@ -73,6 +75,8 @@ class Listener(Service):
             return TEST_AGAIN
         self.hears, self._deaf_told = True, False
         self.on_wake()  # whatever was said while nobody heard it
+        for told in self.on_word.values():
+            told()
         return PING_EVERY
 
     async def doze(self) -> None:
@@ -164,6 +168,9 @@ class Listener(Service):
     def _on_notify(self, notify: psycopg.Notify) -> None:
         if notify.payload and notify.payload == self._nonce:
             self._heard.set()
+        elif notify.channel == self._all and notify.payload:
+            if (told := self.on_word.get(notify.payload)) is not None:
+                told()
         elif notify.channel == self._own or self.sentry:
             self.on_wake()
 

@@ -69,6 +69,9 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
         ),
         ("duration",),
     ),
+    events.ScheduleRan: (logging.DEBUG, "schedule %s: job %s enqueued for %s", ("schedule", "job", "slot")),
+    events.ScheduleSkipped: (logging.INFO, "schedule %s: skipped %s, %s", ("schedule", "slot", "reason")),
+    events.ScheduleBroken: (logging.WARNING, "schedule %s can't be planned: %s", ("schedule", "problem")),
     events.TickFailed: (logging.WARNING, "%s failed and goes on: %s", ("service", "error")),
     events.LoopBlocked: (
         logging.WARNING,

@@ -27,7 +27,7 @@ DEFAULT_SCHEMA = "redrive"
 LOCK_TIMEOUT = "2s"
 LOCK_TRIES = 30
 _IN_THE_WAY = (psycopg.errors.DuplicateObject, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction)
-_OURS = {"jobs", "failures", "workers", "jobs_archive", "jobs_archive_default"}
+_OURS = {"jobs", "failures", "workers", "jobs_archive", "jobs_archive_default", "schedules", "schedule_slots"}
 
 
 def latest() -> int:

@@ -104,7 +104,14 @@ class Pruner(Service):
         if len(gone) == window:
             return True
         await self._control.run(named("prune_workers", schema))
-        return False
+        return await self._prune_slots(window)
+
+    async def _prune_slots(self, window: int) -> bool:
+        """Remove a window of what became of schedules' slots; gives whether there is more."""
+        schema, keep = self._control.schema, self._settings.retain_slots
+        if not keep or not (await self._control.run(named("scheduler_state", schema)))[0].installed:
+            return False
+        return len(await self._control.run(named("prune_slots", schema, window=window, keep=keep))) == window
 
     async def _add_partitions(self) -> None:
         """Add the archive's months; where that can't be done the rows are kept in the default partition."""

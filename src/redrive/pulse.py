@@ -28,6 +28,12 @@ class Pulse:
         """Start the thread."""
         self._thread.start()
 
+    def wake(self, service: Service) -> None:
+        """Begin the next round of one of the services. Safe from any thread."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(service.wake)
+
     async def stop(self, timeout: float = 2.0) -> None:  # noqa: ASYNC109 - the thread's, which no scope can cancel
         """Stop the services and wait for the thread, *timeout* seconds at most. May be called twice."""
         with self._lock:

@@ -12,11 +12,13 @@ import psycopg
 from redrive import child, store
 from redrive.backoff import Backoff, quadratic
 from redrive.bulk import Batch
+from redrive.definition import InCode
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.handlers import HOUR, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
 from redrive.isolation import isolation as isolated
 from redrive.job import Enqueued, Job
 from redrive.pool import Pool
+from redrive.schedules import Schedules
 from redrive.settings import load, unknown
 from redrive.statements import Statement, arun, named, run
 from redrive.worker import Worker, stop_signals
@@ -44,6 +46,7 @@ class Queue:
     def __init__(self, database_url: str | None = None, **settings: Any) -> None:
         self.settings = load({"database_url": database_url, **settings})
         self.handlers = Handlers()
+        self.schedules = Schedules(self)
         self._pool: Pool | None = None
 
     @property
@@ -107,6 +110,16 @@ class Queue:
             return handler
 
         return register
+
+    def schedule(self, cron: str | None = None, **how: Unpack[InCode]) -> Callable[[Handler[P, R]], Handler[P, R]]:
+        """Run a handler by a schedule: put it above ``@queue.handler``. For *how*, see :meth:`Schedules.add`.
+
+        Workers write it down when they start. Without a *name* it goes by the handler's kind.
+
+        Raises:
+            InvalidOption: for a value that makes no sense, or a name that is taken.
+        """
+        return self.schedules.of_handler(cron, how)
 
     # -- producers
 
@@ -264,6 +277,13 @@ class Queue:
         with self.pool.connection() as own:
             return run(own, statement)
 
+    async def ask_async(
+        self, statement: Statement[T], connection: psycopg.AsyncConnection[Any] | None = None
+    ) -> list[T]:
+        """Run a statement from async code, on *connection* or on one of the queue's own."""
+        async with nullcontext(connection) if connection is not None else self.pool.async_connection() as own:
+            return await arun(own, statement)
+
     # -- workers
 
     def worker(self, **settings: Any) -> Worker:
@@ -279,7 +299,7 @@ class Queue:
             )
         self.handlers.demand_findable()
         own = {name: value for name, value in vars(self.settings).items() if name not in settings}
-        return Worker(load({**own, **settings}), self.handlers)
+        return Worker(load({**own, **settings}), self.handlers, self.schedules.of_code())
 
     def run(self, *, once: bool = False, **settings: Any) -> None:
         """Work until told to stop by SIGTERM, SIGINT or SIGHUP; with *once*, until nothing is due.

@@ -8,6 +8,7 @@ and tried again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from typing import TYPE_CHECKING
@@ -32,21 +33,22 @@ class Database:
         self.outages = 0
         """How often it has gone away."""
         self.error = ""
-        self._missed_by: set[str] = set()
+        self._missed_by: dict[str, Callable[[], object]] = {}
 
-    def lost(self, by: str, error: BaseException) -> None:
-        """Note that *by* got no answer; the first to miss it tells."""
+    def lost(self, by: str, error: BaseException, wake: Callable[[], object] = lambda: None) -> None:
+        """Note that *by* got no answer; the first to miss it tells. *wake* is called when another part gets one."""
         self.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if not self._missed_by:
             self.away_since = time.monotonic()
             self.outages += 1
             emit(ConnectionLost(worker=self.worker, what=by, error=self.error))
-        self._missed_by.add(by)
+        self._missed_by[by] = wake
 
     def answered(self, by: str) -> None:
-        """Note that *by* got an answer; the last that had missed it tells."""
-        if by in self._missed_by:
-            self._missed_by.discard(by)
+        """Note that *by* got an answer; the last that had missed it tells, and nobody waits his pause out."""
+        if self._missed_by.pop(by, None) is not None:
+            for wake in list(self._missed_by.values()):
+                wake()
             if not self._missed_by:
                 away = time.monotonic() - self.away_since
                 self.away_since = 0.0
@@ -103,7 +105,7 @@ class Service:
         self._failures += 1
         said = f"{type(error).__name__}: {str(error).strip()}"
         if is_outage(error):
-            self.database.lost(self.name, error)
+            self.database.lost(self.name, error, self._waker())
         elif said != self._told and (self._failures > 3 or not is_transient(error)):  # noqa: PLR2004 - a collision or three are business as usual
             emit(TickFailed(worker=self.database.worker, service=self.name, error=said))
             self._told = said
@@ -111,6 +113,16 @@ class Service:
         if is_transient(error) and self._failures <= 3:  # noqa: PLR2004
             return random.uniform(0.01, 0.05) * self._failures
         return float(min(self.longest_pause, 0.1 * 2 ** min(self._failures, 10)) * random.uniform(0.75, 1.0))
+
+    def _waker(self) -> Callable[[], object]:
+        """Give a wake() that other threads may call."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop has ended
+                loop.call_soon_threadsafe(self.wake)
+
+        return wake
 
     async def _sleep(self, seconds: float) -> None:
         try:

@@ -57,6 +57,10 @@ class Settings:
     """How long dead jobs wait for a human; 0 keeps them for ever."""
     retain_failures: float = 90 * DAY
     """How long the history of failed attempts is kept; 0 keeps it for ever."""
+    retain_slots: float = 7 * DAY
+    """How long it is kept what became of each slot of a schedule; 0 keeps it for ever."""
+    schedule_grace: float = 900.0
+    """How long a schedule that was removed from the code still runs, in case a worker is about to start that has it."""
     archive: bool = False
     """Move what has outlived its retention to jobs_archive instead of deleting it."""
     exit_on_db_loss: float = 0.0
@@ -76,7 +80,7 @@ class Settings:
         for name in ("concurrency", "processes", "max_crashes"):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"{name} is {getattr(self, name)}: must be at least 1")
-        for name in ("lease", "poll", "foreign_lease"):
+        for name in ("lease", "poll", "foreign_lease", "schedule_grace"):
             if not getattr(self, name) > 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must be more than 0")
         for name in (
@@ -87,6 +91,7 @@ class Settings:
             "retain_failed",
             "retain_dead",
             "retain_failures",
+            "retain_slots",
         ):
             if not getattr(self, name) >= 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must not be negative")

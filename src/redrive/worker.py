@@ -32,6 +32,7 @@ from redrive.producer import Producer
 from redrive.pruner import Pruner
 from redrive.pulse import Pulse
 from redrive.reaper import Reaper
+from redrive.scheduler import Scheduler
 from redrive.service import FOR_EVER, Database, Service
 from redrive.slots import Slots
 from redrive.statements import named
@@ -39,8 +40,9 @@ from redrive.threads import Threads
 from redrive.writer import Writer, complete
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from redrive.definition import Definition
     from redrive.handlers import Handlers
     from redrive.settings import Settings
 
@@ -61,11 +63,12 @@ _log = logging.getLogger("redrive")
 class Worker:
     """Runs jobs of a queue's handlers until it is told to stop."""
 
-    def __init__(self, settings: Settings, handlers: Handlers) -> None:
+    def __init__(self, settings: Settings, handlers: Handlers, schedules: Sequence[Definition] = ()) -> None:
         if not settings.database_url:
             raise NoDatabase
         self.settings = settings
         self.handlers = handlers
+        self.schedules = schedules
         self.name = worker_name()
         self.kinds = handlers.kinds()
         if settings.kinds:
@@ -165,6 +168,9 @@ class Worker:
         self.writer.on_later = self.producer.expect
         self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
+        self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
+        self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
+        self.listener.on_word["schedules"] = lambda: self._pulse.wake(self.scheduler)
         self.watch = Watch(self)
 
     def _control(self, role: str) -> Control:
@@ -176,7 +182,7 @@ class Worker:
     # -- life
 
     async def _work(self, stopping: asyncio.Event, *, once: bool) -> None:
-        pulse = Pulse((self.heartbeat, self.reaper), self._beat.drop)
+        pulse = self._pulse
         pulse.start()
         parts: list[Service] = [self.producer, self.writer, self.listener, self.pruner, self.watch]
         turning = {part: Turning(part) for part in parts}
@@ -228,6 +234,7 @@ class Worker:
         def quiet() -> bool:
             return self.slots.empty and self.writer.idle
 
+        await _until(lambda: self.scheduler.settled or stopping.is_set(), PATIENCE)
         while not stopping.is_set():
             await _until(lambda: quiet() or stopping.is_set())
             self.producer.ask()
@@ -284,7 +291,7 @@ class Worker:
         return "; ".join(said)
 
     def _services(self) -> Iterable[Service]:
-        return (self.producer, self.writer, self.listener, self.reaper, self.pruner)
+        return (self.producer, self.writer, self.listener, self.reaper, self.pruner, self.scheduler)
 
     def _away_too_long(self) -> bool:
         limit, since = self.settings.exit_on_db_loss, self.database.away_since

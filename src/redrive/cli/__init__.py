@@ -23,6 +23,7 @@ COMMANDS = {
     "dead": "redrive.cli.dead",
     "requeue": "redrive.cli.mend",
     "cancel": "redrive.cli.mend",
+    "schedules": "redrive.cli.schedules",
     "prune": "redrive.cli.prune",
     "workers": "redrive.cli.look",
     "health": "redrive.cli.health",

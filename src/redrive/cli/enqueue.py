@@ -55,7 +55,7 @@ def enqueue(
     No application is needed: any worker that knows the kind runs it. With one, named by --app or REDRIVE_APP, the
     priority and the attempts are those of the kind's handler.
     """
-    data = _read(payload)
+    data = read_payload(payload)
     handlers = load_queue(app).handlers if app else None
     options = {name: value for name, value in given.items() if value is not None}
     with session(database_url, schema) as now:
@@ -71,7 +71,12 @@ def enqueue(
         click.echo(f"job {answer.id} has the key {screen.clean(key or '')} already: nothing enqueued")
 
 
-def _read(payload: str) -> Any:
+def read_payload(payload: str) -> Any:
+    """Read a payload's JSON text, from stdin where it is -.
+
+    Raises:
+        click.BadParameter: when it is no JSON.
+    """
     text = sys.stdin.read() if payload == "-" else payload
     try:
         return json.loads(text)

@@ -82,7 +82,9 @@ def _trouble(error: Exception, schema: str) -> Trouble | None:
     if isinstance(error, errors.NoDatabase):
         return Unreachable(_line(error))
     if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.UnknownKind):
-        return Misused(_line(error))
+        return Misused(_line(error, ours=True))
+    if isinstance(error, errors.UnknownSchedule):
+        return Trouble(_line(error, ours=True))
     if isinstance(error, errors.RedriveError):
         return Trouble(_line(error))
     return _of_database(error, schema) if "psycopg" in sys.modules else None
@@ -109,10 +111,11 @@ def _of_database(error: Exception, schema: str) -> Trouble | None:
     return Trouble(f"the database refused: {_line(error)}")
 
 
-def _line(error: Exception) -> str:
-    """Give an error's text as one line without secrets."""
+def _line(error: Exception, *, ours: bool = False) -> str:
+    """Give an error's text as one line without secrets; in *ours* an @ is no sign of a password."""
     from redrive.masking import mask_text
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = mask_text(" ".join(lines))
     # A password with an @ in it, not written as %40, is taken for a part of the host's name, and told in the error.
-    return _LEFTOVER.sub(r"\1***@", mask_text(" ".join(lines))) or type(error).__name__
+    return (text if ours else _LEFTOVER.sub(r"\1***@", text)) or type(error).__name__

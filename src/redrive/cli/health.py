@@ -20,6 +20,8 @@ PATIENCE = 30.0
 """Seconds for which a kind may be due with no worker that knows it, as during a deploy."""
 SLACK = 2.0
 """Leases of silence after which a worker's jobs should long have been taken back by others."""
+LATE = 60.0
+"""Seconds after which a schedule is late: workers enqueue within the first, and find a new one within a minute."""
 DAY = 86_400.0
 DEAD_MANY = 20_000
 """Dead rows from which on it matters that somebody keeps them: a look from the head of a lane reads them all."""
@@ -74,9 +76,10 @@ def health(
     """Say whether work is being done; exit 0 when it is, else say why not, a line a reason.
 
     Looked at are the database and its schema, the loops of every worker as its heartbeat tells, the age of the oldest
-    due job, due kinds that no live worker knows, jobs whose holder fell silent, and jobs of the last day that some
-    other worker ended as failed without a reason. A long job, or an idle night, is no problem. Who keeps Postgres from
-    cleaning up, a transaction open for long, is named in a note, which changes neither verdict nor exit code.
+    due job, due kinds that no live worker knows, jobs whose holder fell silent, schedules that are late or can't be
+    planned, and jobs of the last day that some other worker ended as failed without a reason. A long job, or an idle
+    night, is no problem. Who keeps Postgres from cleaning up, a transaction open for long, is named in a note, which
+    changes neither verdict nor exit code.
     """
     from redrive.settings import seconds
 
@@ -125,6 +128,7 @@ def _look(now: Session, findings: Findings, max_age: float, expected: int) -> No
             f"{screen.jobs(holder.jobs, 'running')} held by {holder.worker or 'nobody'}, which is silent for "
             f"{screen.span(holder.silent_for)}: a live redrive worker would have taken them back"
         )
+    _look_at_schedules(now, findings)
     for row in now.ask(named("unexplained_failures", now.schema, within=DAY)):
         findings.found(
             f"{screen.jobs(row.jobs)} of kind {row.kind} failed within a day and without a reason of redrive's, job "
@@ -132,6 +136,18 @@ def _look(now: Session, findings: Findings, max_age: float, expected: int) -> No
         )
     for holder in now.ask(named("horizon_holder", now.schema, many=DEAD_MANY, age=HELD_LONG)):
         findings.notes.append(_holder(holder))
+
+
+def _look_at_schedules(now: Session, findings: Findings) -> None:
+    from redrive.statements import named
+
+    if not now.ask(named("scheduler_state", now.schema))[0].installed:
+        return
+    for row in now.ask(named("late_schedules", now.schema, patience=LATE)):
+        if row.problem:
+            findings.found(f"schedule {row.name} can't be planned: {_masked(row.problem)}")
+        else:
+            findings.found(f"schedule {row.name} is due for {screen.span(row.late)} and no worker has enqueued it")
 
 
 def _holder(found: Any) -> str:

@@ -49,6 +49,8 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 @setting("--retain-failed", "How long cancelled and discarded jobs are kept, 0 for ever (default: 30d).")
 @setting("--retain-dead", "How long dead jobs are kept, 0 for ever (default: 365d).")
 @setting("--retain-failures", "How long the history of failed attempts is kept, 0 for ever (default: 90d).")
+@setting("--retain-slots", "How long it is kept what became of a schedule's slots, 0 for ever (default: 7d).")
+@setting("--schedule-grace", "How long a schedule still runs that was removed from the code (default: 900).")
 @setting("--archive/--no-archive", "Move what outlived its retention to jobs_archive, or delete it (default: delete).")
 @setting("--exit-on-db-loss", "Exit 3 when the database was away this long, 0 to wait for ever (default: 0).")
 @click.option("--once", is_flag=True, envvar="REDRIVE_ONCE", show_envvar=True, help="Run what is due, then exit.")

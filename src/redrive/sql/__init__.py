@@ -72,6 +72,8 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
         "failures": within("failures"),
         "workers": within("workers"),
         "archive": within("jobs_archive"),
+        "schedules": within("schedules"),
+        "slots": within("schedule_slots"),
         "migrations": within("migrations"),
         "clock": within("clock"),
         "wake": within("wake"),

@@ -623,6 +623,298 @@ WHERE w.heartbeat_at < {clock}() - interval '1 day'
   AND NOT EXISTS (SELECT FROM {jobs} j WHERE j.status = 'running' AND j.locked_by = w.name)
 
 
+------------------------------------------------------------------------------------------------ schedules, on every worker
+
+-- name: scheduler_state
+-- Whether there is anything to schedule by: the release before this one had no such tables, and a role may lack the right.
+SELECT t.schedules IS NOT NULL AND t.slots IS NOT NULL AS installed,
+       coalesce(has_table_privilege(t.schedules, 'SELECT') AND has_table_privilege(t.schedules, 'INSERT')
+                AND has_table_privilege(t.schedules, 'UPDATE') AND has_table_privilege(t.slots, 'SELECT')
+                AND has_table_privilege(t.slots, 'INSERT'), false) AS allowed,
+       current_user::text AS role
+FROM (SELECT to_regclass(format('%%I.schedules', {schema_name}::text)) AS schedules,
+             to_regclass(format('%%I.schedule_slots', {schema_name}::text)) AS slots) t
+
+-- name: register_schedules
+-- What this worker has in its code: a new one is made, one of the code's is brought up to date, an operator's is left alone
+-- and so is what an operator paused. A row that somebody has locked has its turn next time, as everywhere here: this is
+-- said on the connection of the heartbeat, which waits for nobody.
+WITH given AS (
+    SELECT * FROM unnest(
+        %(names)s::text[], %(kinds)s::text[], %(payloads)s::text[], %(crons)s::text[], %(everies)s::interval[],
+        %(timezones)s::text[], %(priorities)s::smallint[], %(max_attempts)s::int[], %(lanes)s::text[], %(missed)s::text[],
+        %(mosts)s::int[], %(ages)s::interval[], %(overlaps)s::text[]
+    ) AS g(name, kind, payload, cron, every, timezone, priority, max_attempts, lane, missed, missed_most, missed_age, overlap)
+), held AS MATERIALIZED (
+    SELECT s.name FROM given g JOIN {schedules} s ON s.name = g.name
+    WHERE s.owner = 'code'
+    ORDER BY s.name
+    FOR NO KEY UPDATE OF s SKIP LOCKED
+), kept AS (
+    UPDATE {schedules} AS s
+    SET kind = g.kind, payload = g.payload::jsonb, cron = g.cron, every = g.every, at = NULL, timezone = g.timezone,
+        priority = g.priority, max_attempts = g.max_attempts, lane = g.lane, missed = g.missed,
+        missed_most = g.missed_most, missed_age = g.missed_age, overlap = g.overlap, disabled_at = NULL, seen_at = {clock}(),
+        updated_at = CASE WHEN (s.kind, s.payload, s.priority, s.max_attempts, s.lane, s.missed, s.missed_most,
+                                s.missed_age, s.overlap)
+                               IS DISTINCT FROM (g.kind, g.payload::jsonb, g.priority, g.max_attempts, g.lane, g.missed,
+                                g.missed_most, g.missed_age, g.overlap)
+                          THEN {clock}() ELSE s.updated_at END
+    FROM held h JOIN given g ON g.name = h.name
+    WHERE s.name = h.name
+    RETURNING s.name
+), added AS (
+    INSERT INTO {schedules} (name, kind, payload, cron, every, timezone, priority, max_attempts, lane, missed, missed_most,
+                             missed_age, overlap, owner, anchor, seen_at)
+    SELECT g.name, g.kind, g.payload::jsonb, g.cron, g.every, g.timezone, g.priority, g.max_attempts, g.lane, g.missed,
+           g.missed_most, g.missed_age, g.overlap, 'code', date_trunc('second', {clock}()), {clock}()
+    FROM given g
+    WHERE NOT EXISTS (SELECT FROM {schedules} s WHERE s.name = g.name)
+    ON CONFLICT (name) DO NOTHING
+    RETURNING name
+)
+SELECT g.name, coalesce(s.owner, 'code') AS owner, k.name IS NOT NULL OR a.name IS NOT NULL AS registered
+FROM given g
+LEFT JOIN {schedules} s ON s.name = g.name
+LEFT JOIN kept k ON k.name = g.name
+LEFT JOIN added a ON a.name = g.name
+
+-- name: look_at_schedules
+-- What is due by the server's clock, in how many seconds the next will be, and on the way the sign that this worker has
+-- :mine in its code. One statement, since it is all that an idle worker says about schedules. A worker that has been up
+-- for the grace itself (:judge) disables what no live worker has had in its code for so long.
+WITH seen AS (
+    UPDATE {schedules} SET seen_at = {clock}()
+    WHERE name = ANY(ARRAY(
+        SELECT name FROM {schedules}
+        WHERE owner = 'code' AND name = ANY(%(mine)s::text[]) AND seen_at < {clock}() - interval '50 seconds'
+        ORDER BY name FOR NO KEY UPDATE SKIP LOCKED))
+), gone AS (
+    UPDATE {schedules} SET disabled_at = {clock}()
+    WHERE name = ANY(ARRAY(
+        SELECT name FROM {schedules}
+        WHERE %(judge)s AND owner = 'code' AND disabled_at IS NULL AND NOT name = ANY(%(mine)s::text[])
+          AND coalesce(seen_at, created_at) < {clock}() - make_interval(secs => %(grace)s::float8)
+        ORDER BY name FOR NO KEY UPDATE SKIP LOCKED))
+    RETURNING name
+), active AS MATERIALIZED (
+    SELECT s.*, s.waiting_slot IS NOT NULL AND NOT EXISTS (
+               SELECT FROM {jobs} j WHERE j.id = s.last_job_id AND j.status || '' IN ('pending', 'running')) AS may_go_on
+    FROM {schedules} s
+    WHERE s.paused_at IS NULL AND s.disabled_at IS NULL AND s.ended_at IS NULL AND (s.problem IS NULL OR %(everything)s)
+)
+SELECT {clock}() AS now, c.next_in, c.waiting, (SELECT array_agg(name ORDER BY name) FROM gone) AS disabled,
+       d.name, d.cron, d.every, d.at, d.timezone, d.anchor, d.missed, d.missed_most, d.missed_age, d.next_run_at,
+       d.may_go_on, d.revision, d.problem
+FROM (SELECT extract(epoch FROM min(next_run_at) FILTER (WHERE next_run_at > {clock}()) - {clock}())::float8 AS next_in,
+             coalesce(bool_or(waiting_slot IS NOT NULL), false) AS waiting
+      FROM active) c
+LEFT JOIN LATERAL (
+    SELECT * FROM active
+    WHERE next_run_at IS NULL OR next_run_at <= {clock}() OR may_go_on OR %(everything)s
+    ORDER BY next_run_at NULLS FIRST, name
+    LIMIT %(most)s
+) d ON true
+
+-- name: plan_schedules
+-- Write down when the next slots are, or why there is none to be had. Whoever saw another definition writes nothing.
+WITH given AS (
+    SELECT * FROM unnest(%(names)s::text[], %(revisions)s::int[], %(seen)s::timestamptz[], %(nexts)s::timestamptz[],
+                         %(problems)s::text[]) AS g(name, revision, seen, next, problem)
+), held AS MATERIALIZED (
+    SELECT s.name, g.next, g.problem
+    FROM given g JOIN {schedules} s ON s.name = g.name
+    WHERE s.revision = g.revision AND s.next_run_at IS NOT DISTINCT FROM g.seen
+    ORDER BY s.name
+    FOR NO KEY UPDATE OF s SKIP LOCKED
+)
+UPDATE {schedules} AS s SET next_run_at = h.next, problem = h.problem
+FROM held h
+WHERE s.name = h.name
+RETURNING s.name
+
+-- name: advance_schedules
+-- The slots that were due, their jobs and the next slot, in one commit: no leader, and no slot lost or doubled.
+--
+-- * Whoever comes second finds another next_run_at (or the row locked) and does nothing at all. The rows of schedule_slots
+--   are the second line: their key holds should a clock go back.
+-- * `wanted` are the slots that the caller has worked out, with the reason of each that is not to run, and the one that has
+--   waited for the job before it. What overlap says is decided here, by the state of that job: dead or gone, it blocks
+--   nothing; an orphan is running until it is reclaimed.
+-- * Slots that are made up for were asked for in so many words (missed = all): they do not stand in each other's way.
+-- * A schedule that runs once has no run before it.
+WITH given AS (
+    SELECT * FROM unnest(%(names)s::text[], %(revisions)s::int[], %(seen)s::timestamptz[], %(nexts)s::timestamptz[])
+        AS g(name, revision, seen, next)
+), held AS MATERIALIZED (
+    SELECT s.name, s.kind, s.payload, s.priority, s.max_attempts, s.lane, s.waiting_slot, s.last_job_id, g.next,
+           CASE WHEN s.at IS NULL THEN s.overlap ELSE 'allow' END AS overlap
+    FROM given g JOIN {schedules} s ON s.name = g.name
+    WHERE s.revision = g.revision AND s.next_run_at IS NOT DISTINCT FROM g.seen
+      AND s.paused_at IS NULL AND s.disabled_at IS NULL AND s.ended_at IS NULL
+    ORDER BY s.name
+    FOR NO KEY UPDATE OF s SKIP LOCKED
+), owed AS (
+    SELECT o.name, o.slot, o.reason, o.late
+    FROM unnest(%(slot_names)s::text[], %(slots)s::timestamptz[], %(reasons)s::text[], %(late)s::boolean[])
+        AS o(name, slot, reason, late)
+    UNION ALL
+    SELECT name, waiting_slot, NULL, false FROM held WHERE waiting_slot IS NOT NULL
+), wanted AS (
+    SELECT o.*, h.overlap, h.waiting_slot, b.id AS live_job, b.status AS live_status,
+           o.reason IS NULL AND (h.overlap = 'allow' OR b.id IS NULL AND (o.late OR row_number() OVER (
+               PARTITION BY o.name, o.reason IS NULL ORDER BY o.slot) = 1)) AS starts,
+           rtrim(rtrim(to_char(o.slot AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.') || 'Z' AS spelt
+    FROM owed o
+    JOIN held h ON h.name = o.name
+    LEFT JOIN LATERAL (
+        SELECT id, status FROM {jobs} WHERE id = h.last_job_id AND status || '' IN ('pending', 'running') LIMIT 1
+    ) b ON true
+    WHERE NOT EXISTS (SELECT FROM {slots} x WHERE x.schedule = o.name AND x.slot = o.slot)
+), judged AS MATERIALIZED (
+    SELECT w.*,
+           NOT starts AND reason IS NULL AND overlap = 'queue one' AND row_number() OVER (
+               PARTITION BY name, starts, reason IS NULL ORDER BY slot) = 1 AS waits
+    FROM wanted w
+), made AS (
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, lane, metadata)
+    SELECT h.kind, h.payload, {clock}(), h.priority, h.max_attempts, h.lane,
+           jsonb_build_object('schedule', j.name, 'slot', j.spelt)
+    FROM judged j JOIN held h ON h.name = j.name
+    WHERE j.starts
+    ORDER BY j.slot, j.name
+    RETURNING id, metadata ->> 'schedule' AS name, metadata ->> 'slot' AS spelt
+), recorded AS (
+    INSERT INTO {slots} (schedule, slot, outcome, reason, job_id, decided_at)
+    SELECT j.name, j.slot, CASE WHEN j.starts THEN 'enqueued' ELSE 'skipped' END,
+           CASE WHEN j.starts AND j.late THEN 'missed, and made up for'
+                WHEN j.starts AND j.slot = j.waiting_slot THEN 'waited for the job before it to end'
+                WHEN j.starts THEN NULL
+                ELSE coalesce(j.reason, 'overlap: ' || coalesce('job ' || j.live_job || ' of the run before is ' || j.live_status,
+                              'another run was enqueued just before')) END,
+           m.id, {clock}()
+    FROM judged j LEFT JOIN made m ON m.name = j.name AND m.spelt = j.spelt
+    WHERE NOT j.waits
+    RETURNING schedule, slot, outcome, reason, job_id
+), moved AS (
+    UPDATE {schedules} AS s
+    SET next_run_at = h.next, ended_at = CASE WHEN h.next IS NULL THEN {clock}() END,
+        waiting_slot = (SELECT j.slot FROM judged j WHERE j.name = h.name AND j.waits),
+        last_run_at = coalesce(r.slot, s.last_run_at), last_job_id = coalesce(r.job_id, s.last_job_id)
+    FROM held h
+    LEFT JOIN LATERAL (
+        SELECT slot, job_id FROM recorded WHERE schedule = h.name AND outcome = 'enqueued' ORDER BY slot DESC LIMIT 1
+    ) r ON true
+    WHERE s.name = h.name
+    RETURNING s.name
+)
+SELECT v.name, h.kind, r.slot, r.outcome, r.reason, r.job_id
+FROM moved v JOIN held h ON h.name = v.name LEFT JOIN recorded r ON r.schedule = v.name
+
+-- name: prune_slots
+-- Slots that were decided long ago, schedule by schedule along the key. The last of each stays, for it is what list shows.
+WITH RECURSIVE each AS (
+    (SELECT schedule FROM {slots} ORDER BY schedule LIMIT 1)
+    UNION ALL
+    SELECT (SELECT x.schedule FROM {slots} x WHERE x.schedule > e.schedule ORDER BY x.schedule LIMIT 1)
+    FROM each e WHERE e.schedule IS NOT NULL
+), old AS (
+    SELECT o.schedule, o.slot
+    FROM each e
+    CROSS JOIN LATERAL (
+        SELECT schedule, slot FROM {slots}
+        WHERE schedule = e.schedule AND slot < {clock}() - make_interval(secs => %(keep)s::float8)
+          AND decided_at < {clock}() - make_interval(secs => %(keep)s::float8)
+        ORDER BY slot
+        LIMIT %(window)s
+    ) o
+    WHERE e.schedule IS NOT NULL
+    LIMIT %(window)s
+)
+DELETE FROM {slots} x USING old WHERE x.schedule = old.schedule AND x.slot = old.slot RETURNING x.slot
+
+
+------------------------------------------------------------------------------------------------ what operators say of schedules
+
+-- name: add_schedule
+-- No row in the answer: the name is that of a schedule of the code. What isn't changed keeps its next slot (a trigger sees
+-- to the rest), so that it can be said at every start of an application.
+INSERT INTO {schedules} AS s (name, kind, payload, cron, every, at, timezone, anchor, priority, max_attempts, lane, missed,
+                              missed_most, missed_age, overlap, next_run_at)
+VALUES (%(name)s, %(kind)s, %(payload)s::text::jsonb, %(cron)s, %(every)s::interval, %(at)s::timestamptz, %(timezone)s,
+        %(anchor)s::timestamptz, %(priority)s, %(max_attempts)s, %(lane)s, %(missed)s, %(most)s, %(age)s::interval,
+        %(overlap)s, %(next)s::timestamptz)
+ON CONFLICT (name) DO UPDATE
+SET kind = excluded.kind, payload = excluded.payload, cron = excluded.cron, every = excluded.every, at = excluded.at,
+    timezone = excluded.timezone, anchor = CASE WHEN %(anchored)s THEN excluded.anchor ELSE s.anchor END,
+    priority = excluded.priority, max_attempts = excluded.max_attempts, lane = excluded.lane, missed = excluded.missed,
+    missed_most = excluded.missed_most, missed_age = excluded.missed_age, overlap = excluded.overlap,
+    updated_at = CASE WHEN (s.kind, s.payload, s.priority, s.max_attempts, s.lane, s.missed, s.missed_most, s.missed_age, s.overlap)
+                           IS DISTINCT FROM (excluded.kind, excluded.payload, excluded.priority, excluded.max_attempts,
+                            excluded.lane, excluded.missed, excluded.missed_most, excluded.missed_age, excluded.overlap)
+                      THEN {clock}() ELSE s.updated_at END
+WHERE s.owner = 'operator'
+RETURNING name
+
+-- name: remove_schedule
+-- One of the code's would come back with the next worker that starts, unless none has it any more.
+DELETE FROM {schedules} WHERE name = %(name)s AND (owner = 'operator' OR disabled_at IS NOT NULL) RETURNING name
+
+-- name: pause_schedule
+UPDATE {schedules}
+SET paused_at = coalesce(paused_at, {clock}()), paused_by = %(by)s, paused_reason = %(reason)s
+WHERE name = %(name)s
+RETURNING name
+
+-- name: resume_schedule
+UPDATE {schedules} SET paused_at = NULL, paused_by = NULL, paused_reason = NULL WHERE name = %(name)s RETURNING name
+
+-- name: run_schedule
+-- Now, whatever its plan, its overlap and its pause say; the run counts as its last.
+WITH chosen AS MATERIALIZED (
+    SELECT * FROM {schedules} WHERE name = %(name)s FOR NO KEY UPDATE
+), made AS (
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, lane, metadata)
+    SELECT kind, payload, {clock}(), priority, max_attempts, lane, jsonb_build_object('schedule', name) FROM chosen
+    RETURNING id, kind
+), recorded AS (
+    INSERT INTO {slots} (schedule, slot, outcome, reason, job_id, decided_at)
+    SELECT %(name)s, {clock}(), 'enqueued', 'run by hand', id, {clock}() FROM made
+    ON CONFLICT DO NOTHING
+), moved AS (
+    UPDATE {schedules} SET last_run_at = {clock}(), last_job_id = (SELECT id FROM made)
+    WHERE name = %(name)s AND EXISTS (SELECT FROM made)
+)
+SELECT id, kind, true AS created FROM made
+
+-- name: list_schedules
+SELECT s.name, s.kind, s.payload, s.cron, s.every, s.at, s.timezone, s.anchor, s.priority, s.max_attempts, s.lane, s.missed,
+       s.missed_most AS most, s.missed_age AS age, s.overlap, s.owner, s.paused_at, s.paused_by, s.paused_reason,
+       s.disabled_at, s.seen_at, s.next_run_at, s.waiting_slot, s.last_run_at, s.last_job_id, s.ended_at, s.problem,
+       s.created_at, s.updated_at, l.slot AS last_slot, l.outcome AS last_outcome, l.reason AS last_reason
+FROM {schedules} s
+LEFT JOIN LATERAL (
+    SELECT slot, outcome, reason FROM {slots} x WHERE x.schedule = s.name ORDER BY slot DESC LIMIT 1
+) l ON true
+WHERE %(name)s::text IS NULL OR s.name = %(name)s
+ORDER BY s.name
+
+-- name: list_slots
+SELECT schedule, slot, outcome, reason, job_id, decided_at FROM {slots}
+WHERE schedule = %(name)s
+ORDER BY slot DESC
+LIMIT %(limit)s
+
+-- name: late_schedules
+-- Due for so long that no worker can be looking after it, or without a plan for a reason.
+SELECT name, problem, extract(epoch FROM {clock}() - coalesce(next_run_at, updated_at))::float8 AS late
+FROM {schedules}
+WHERE paused_at IS NULL AND disabled_at IS NULL AND ended_at IS NULL
+  AND (problem IS NOT NULL OR coalesce(next_run_at, updated_at) < {clock}() - make_interval(secs => %(patience)s::float8))
+ORDER BY name
+LIMIT 20
+
+
 ------------------------------------------------------------------------------------------------ what operators say
 
 -- name: get_job

@@ -46,6 +46,32 @@ BEGIN
     END LOOP;
 END $$;
 
+CREATE FUNCTION redrive.replan_schedule() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    NEW.revision := OLD.revision + 1;
+    NEW.problem := NULL;
+    IF NEW.next_run_at IS NOT DISTINCT FROM OLD.next_run_at THEN
+        NEW.next_run_at := NULL;
+    END IF;
+    IF (NEW.cron, NEW.every, NEW.at) IS DISTINCT FROM (OLD.cron, OLD.every, OLD.at) THEN
+        NEW.ended_at := NULL;
+    END IF;
+    NEW.updated_at := now();
+    RETURN NEW;
+END $$;
+
+CREATE FUNCTION redrive.tell_of_schedule() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF current_setting('redrive.notify', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_notify('redrive_87ee1b8128540ac26d45', 'schedules');
+    END IF;
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION redrive.wake() RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -210,6 +236,97 @@ CREATE TABLE redrive.migrations (
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
 );
 
+CREATE TABLE redrive.schedule_slots (
+    schedule text NOT NULL,
+    slot timestamp with time zone NOT NULL,
+    outcome text NOT NULL,
+    reason text,
+    job_id bigint,
+    decided_at timestamp with time zone NOT NULL,
+    CONSTRAINT schedule_slots_outcome_is_enqueued_or_skipped CHECK ((outcome = ANY (ARRAY['enqueued'::text, 'skipped'::text])))
+);
+
+COMMENT ON COLUMN redrive.schedule_slots.slot IS 'the instant for which it was, not the one at which it was decided';
+
+CREATE TABLE redrive.schedules (
+    name text NOT NULL,
+    kind text NOT NULL,
+    payload jsonb DEFAULT '{}'::jsonb NOT NULL,
+    cron text,
+    every interval,
+    at timestamp with time zone,
+    timezone text DEFAULT 'UTC'::text NOT NULL,
+    anchor timestamp with time zone DEFAULT date_trunc('second'::text, now()) NOT NULL,
+    priority smallint DEFAULT 5 NOT NULL,
+    max_attempts integer DEFAULT 5 NOT NULL,
+    lane text DEFAULT ''::text NOT NULL,
+    missed text DEFAULT 'latest'::text NOT NULL,
+    missed_most integer DEFAULT 100 NOT NULL,
+    missed_age interval,
+    overlap text DEFAULT 'skip'::text NOT NULL,
+    owner text DEFAULT 'operator'::text NOT NULL,
+    paused_at timestamp with time zone,
+    paused_by text,
+    paused_reason text,
+    disabled_at timestamp with time zone,
+    seen_at timestamp with time zone,
+    next_run_at timestamp with time zone,
+    waiting_slot timestamp with time zone,
+    last_run_at timestamp with time zone,
+    last_job_id bigint,
+    ended_at timestamp with time zone,
+    problem text,
+    revision integer DEFAULT 0 NOT NULL,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT schedules_every_is_1_second_to_100_years_without_months CHECK ((((every >= '00:00:01'::interval) AND (every <= '36500 days'::interval)) AND (EXTRACT(epoch FROM date_trunc('month'::text, every)) = (0)::numeric))),
+    CONSTRAINT schedules_exactly_one_of_cron_every_at CHECK ((num_nonnulls(cron, every, at) = 1)),
+    CONSTRAINT schedules_kind_is_1_to_1000_bytes CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 1000))),
+    CONSTRAINT schedules_lane_is_at_most_1000_bytes CHECK ((octet_length(lane) <= 1000)),
+    CONSTRAINT schedules_max_attempts_is_at_least_1 CHECK ((max_attempts >= 1)),
+    CONSTRAINT schedules_missed_age_is_0_to_100_years CHECK (((missed_age >= '00:00:00'::interval) AND (missed_age <= '36500 days'::interval))),
+    CONSTRAINT schedules_missed_is_skip_latest_or_all CHECK ((missed = ANY (ARRAY['skip'::text, 'latest'::text, 'all'::text]))),
+    CONSTRAINT schedules_missed_most_is_1_to_1000 CHECK (((missed_most >= 1) AND (missed_most <= 1000))),
+    CONSTRAINT schedules_name_is_1_to_1000_bytes CHECK (((octet_length(name) >= 1) AND (octet_length(name) <= 1000))),
+    CONSTRAINT schedules_overlap_is_skip_queue_one_or_allow CHECK ((overlap = ANY (ARRAY['skip'::text, 'queue one'::text, 'allow'::text]))),
+    CONSTRAINT schedules_owner_is_code_or_operator CHECK ((owner = ANY (ARRAY['code'::text, 'operator'::text]))),
+    CONSTRAINT schedules_priority_is_0_to_9 CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT schedules_times_are_from_1970_to_9000 CHECK (((LEAST(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at) >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at) < '9000-01-01 00:00:00+00'::timestamp with time zone)))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500');
+
+COMMENT ON COLUMN redrive.schedules.cron IS 'five fields, or six with the seconds first, or a name like @daily; read in timezone';
+
+COMMENT ON COLUMN redrive.schedules.every IS 'a length of time between slots, counted from anchor';
+
+COMMENT ON COLUMN redrive.schedules.at IS 'once, at this instant';
+
+COMMENT ON COLUMN redrive.schedules.missed IS 'what becomes of slots at which no worker ran: skip, latest or all of them';
+
+COMMENT ON COLUMN redrive.schedules.missed_most IS 'with all: how many are made up for at once, the newest ones';
+
+COMMENT ON COLUMN redrive.schedules.missed_age IS 'how old a missed slot may be and still be made up for, NULL for any age';
+
+COMMENT ON COLUMN redrive.schedules.overlap IS 'while the job of the last run is pending or running: skip, queue one or allow';
+
+COMMENT ON COLUMN redrive.schedules.owner IS 'code: workers keep it as their code has it; operator: it is left alone';
+
+COMMENT ON COLUMN redrive.schedules.disabled_at IS 'since when no live worker has had it in its code';
+
+COMMENT ON COLUMN redrive.schedules.seen_at IS 'when a live worker last had it in its code';
+
+COMMENT ON COLUMN redrive.schedules.next_run_at IS 'the next slot; NULL: a worker is to work it out';
+
+COMMENT ON COLUMN redrive.schedules.waiting_slot IS 'with queue one: the slot that waits for the job before it to end';
+
+COMMENT ON COLUMN redrive.schedules.last_run_at IS 'the last slot that was enqueued, or when it was last run by hand';
+
+COMMENT ON COLUMN redrive.schedules.ended_at IS 'when a schedule that runs once was done with';
+
+COMMENT ON COLUMN redrive.schedules.problem IS 'why it can''t be planned, such as a zone that nobody knows';
+
+COMMENT ON COLUMN redrive.schedules.revision IS 'counts changes of what is to run when: a worker that saw another plans nothing';
+
 CREATE TABLE redrive.workers (
     name text NOT NULL,
     host text NOT NULL,
@@ -241,6 +358,12 @@ ALTER TABLE ONLY redrive.jobs
 ALTER TABLE ONLY redrive.migrations
     ADD CONSTRAINT migrations_pkey PRIMARY KEY (version);
 
+ALTER TABLE ONLY redrive.schedule_slots
+    ADD CONSTRAINT schedule_slots_pkey PRIMARY KEY (schedule, slot);
+
+ALTER TABLE ONLY redrive.schedules
+    ADD CONSTRAINT schedules_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY redrive.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (name);
 
@@ -267,3 +390,9 @@ CREATE INDEX jobs_running_idx ON redrive.jobs USING btree (locked_by, id) WHERE 
 ALTER INDEX redrive.jobs_archive_id_idx ATTACH PARTITION redrive.jobs_archive_default_id_idx;
 
 CREATE TRIGGER jobs_wake BEFORE INSERT ON redrive.jobs FOR EACH STATEMENT WHEN ((NOT (pg_try_advisory_lock_shared('2840629984317346940'::bigint) AND pg_advisory_unlock_shared('2840629984317346940'::bigint)))) EXECUTE FUNCTION redrive.wake_on_insert();
+
+CREATE TRIGGER schedules_replan BEFORE UPDATE ON redrive.schedules FOR EACH ROW WHEN ((((((((old.cron IS DISTINCT FROM new.cron) OR (old.every IS DISTINCT FROM new.every)) OR (old.at IS DISTINCT FROM new.at)) OR (old.timezone IS DISTINCT FROM new.timezone)) OR (old.anchor IS DISTINCT FROM new.anchor)) OR (old.paused_at IS DISTINCT FROM new.paused_at)) OR (old.disabled_at IS DISTINCT FROM new.disabled_at))) EXECUTE FUNCTION redrive.replan_schedule();
+
+CREATE TRIGGER schedules_tell AFTER INSERT OR DELETE ON redrive.schedules FOR EACH ROW EXECUTE FUNCTION redrive.tell_of_schedule();
+
+CREATE TRIGGER schedules_tell_of_change AFTER UPDATE ON redrive.schedules FOR EACH ROW WHEN ((old.revision <> new.revision)) EXECUTE FUNCTION redrive.tell_of_schedule();

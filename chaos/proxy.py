@@ -37,6 +37,7 @@ class Link:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Give both sockets back."""
         self.client.close()
         self.server.close()
 
@@ -45,8 +46,7 @@ class Proxy:
     """Stands in front of a server: ``with Proxy(dsn) as proxy: connect(proxy.dsn)``."""
 
     def __init__(self, dsn: str) -> None:
-        to = conninfo_to_dict(dsn)
-        self._to = (str(to["host"]), int(str(to["port"])))
+        self.lead_to(dsn)
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
         port = self._listening.getsockname()[1]
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=port, sslmode="disable", gssencmode="disable")
@@ -76,6 +76,11 @@ class Proxy:
             thread.join(5)
         for link in self.links:
             link.close()
+
+    def lead_to(self, dsn: str) -> None:
+        """Lead new connections to another server, as an address does that moves in a failover."""
+        to = conninfo_to_dict(dsn)
+        self._to = (str(to["host"]), int(str(to["port"])))
 
     def of(self, role: str) -> list[Link]:
         """Links of the workers' sessions for *role*: claim, outcome, heartbeat or listen."""
@@ -142,7 +147,7 @@ class Proxy:
         thread.start()
 
     def _upstream(self, link: Link) -> None:
-        with contextlib.suppress(OSError):
+        with self._told(link):
             while data := link.client.recv(CHUNK):
                 if not link.application and APPLICATION in data:
                     link.application = data.split(APPLICATION, 1)[1].split(b"\0", 1)[0].decode()
@@ -156,7 +161,7 @@ class Proxy:
                 link.server.shutdown(socket.SHUT_WR)
 
     def _downstream(self, link: Link) -> None:
-        with contextlib.suppress(OSError):
+        with self._told(link):
             while data := link.server.recv(CHUNK):
                 self._pass()
                 if self._swallow and self._swallow[2] and link in self.of(self._swallow[0]):
@@ -171,6 +176,16 @@ class Proxy:
             self._pass()
             if not link.dead:
                 link.client.shutdown(socket.SHUT_WR)
+
+    @contextlib.contextmanager
+    def _told(self, link: Link) -> Iterator[None]:
+        """Let a reset at one end be one at the other, as it is where nobody stands between them."""
+        try:
+            yield
+        except OSError:
+            self._pass()
+            if not link.dead:
+                link.cut()
 
     def _pass(self) -> None:
         self._flows.wait()

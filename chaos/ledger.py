@@ -1,0 +1,47 @@
+"""What each process saw, in a file of its own: one line a fact, appended in one write, so that it survives SIGKILL.
+
+It is kept apart from the database, which is under attack and would take its own witness down with it. Times are those
+of the machine's monotonic clock, which all its processes share and no fault here moves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ENDING = ".ledger"
+
+
+class Ledger:
+    """The file of one process, opened at the first line; a forked child opens another."""
+
+    def __init__(self, directory: Path, who: str) -> None:
+        self._directory, self._who = directory, who
+        self._file = self._pid = -1
+        self._lock = threading.Lock()
+
+    def write(self, what: str, **facts: Any) -> None:
+        """Append a fact, with the time; it is with the kernel when this returns."""
+        line = json.dumps({"at": time.monotonic(), "what": what, **facts}, default=str) + "\n"
+        os.write(self._opened(), line.encode())
+
+    def _opened(self) -> int:
+        if self._pid != os.getpid():
+            with self._lock:
+                name = f"{self._who}-{os.getpid()}-{time.monotonic_ns()}{ENDING}"
+                self._file = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self._pid = os.getpid()
+        return self._file
+
+
+def read(directory: Path) -> Iterator[dict[str, Any]]:
+    """Read the lines of all files; a last line that its process did not live to finish is left out."""
+    for path in sorted(directory.glob(f"*{ENDING}")):
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            fact: dict[str, Any] = json.loads(line)
+            yield fact

@@ -1,0 +1,93 @@
+"""What is enqueued, and how, drawn from a seed: every kind of work, well-behaved and not, by every road there is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+KINDS = {
+    # of a thousand jobs
+    "quick": 560,
+    "threaded": 200,
+    "steady": 55,
+    "raises": 90,
+    "ends": 40,
+    "completes": 35,
+    "isolated": 8,
+    "hangs": 4,
+    "late": 2,
+    "exits": 3,
+    "allocates": 2,
+    "kills": 0.5,
+    "blocks": 0.5,
+}
+ROADS = {"api": 30, "insert": 20, "order": 20, "many": 20, "pooled": 10}
+"""api: queue.enqueue(); insert: a plain INSERT; order: in a transaction with a row of the application's own; many:
+enqueue_many(); pooled: queue.enqueue() through pgbouncer."""
+ERRORS = ("plain", "plain", "retry", "nul", "surrogate", "huge", "unspeakable")
+ROLLED_BACK = 0.25
+"""Of the orders, which are transactions of the application's."""
+KEYED = 0.15
+LANES = ("", "", "acme", "globex")
+POISON = 99
+
+
+@dataclass(frozen=True)
+class Order:
+    """Jobs to be enqueued together."""
+
+    numbers: tuple[int, ...]
+    kind: str
+    payloads: tuple[dict[str, Any], ...]
+    road: str
+    rolled_back: bool = False
+    key: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def orders(seed: int, jobs: int) -> Iterator[Order]:
+    """Draw orders until there are *jobs* of them."""
+    draw = random.Random(f"orders {seed}")
+    kinds, roads = list(KINDS), list(ROADS)
+    number = poisons = 0
+    while number < jobs:
+        [kind] = draw.choices(kinds, list(KINDS.values()))
+        [road] = draw.choices(roads, list(ROADS.values()))
+        if road == "many" and KINDS[kind] < min(KINDS["quick"], KINDS["threaded"]):
+            road = "api"
+        size = draw.randint(5, 30) if road == "many" else 1
+        numbers = tuple(range(number, number + size))
+        number += size
+        payloads = [{"n": n, **_does(draw, kind)} for n in numbers]
+        if kind == "kills" and payloads[0]["deaths"] == POISON:
+            poisons += 1
+            payloads[0]["deaths"] = 1 if poisons > 1 + jobs // 10_000 else POISON  # each costs several workers
+        key = f"key-{draw.randrange(40)}" if road != "many" and draw.random() < KEYED else None
+        options: dict[str, Any] = {"priority": draw.choice((1, 5, 5, 5, 9)), "lane": draw.choice(LANES)}
+        if road != "many" and draw.random() < 0.1:  # noqa: PLR2004 - a tenth
+            options["delay"] = draw.uniform(0.1, 6.0)
+        if kind == "raises" and draw.random() < 0.1:  # noqa: PLR2004 - a tenth
+            payloads[0]["until"], options["max_attempts"] = POISON, 2
+        yield Order(numbers, kind, tuple(payloads), road, road == "order" and draw.random() < ROLLED_BACK, key, options)
+
+
+def _does(draw: random.Random, kind: str) -> dict[str, Any]:  # noqa: PLR0911 - a table
+    match kind:
+        case "quick" | "threaded":
+            return {"for": draw.uniform(0, 0.02)}
+        case "steady":
+            return {"for": draw.uniform(0.3, 1.5)}
+        case "raises":
+            return {"for": draw.uniform(0, 0.02), "until": draw.choice((2, 2, 3)), "error": draw.choice(ERRORS)}
+        case "ends":
+            return {"as": draw.choice(("discarded", "dead", "snoozed", "snoozed")), "until": draw.choice((1, 2))}
+        case "isolated":
+            return {"for": draw.uniform(0.01, 0.1), "dies": draw.random() < 0.3}  # noqa: PLR2004 - a third
+        case "allocates":
+            return {"megabytes": draw.randint(20, 120)}
+        case "kills":
+            return {"deaths": draw.choice((1, 1, 1, 2, POISON))}
+        case _:
+            return {}

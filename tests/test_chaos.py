@@ -1,0 +1,357 @@
+"""`make chaos`: its checker can fail, each statement by a ledger that breaks it; its plans can be repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import struct
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from chaos.conductor import Struck
+from chaos.evidence import Change, Evidence, Failure, Life, Row, Try, heard
+from chaos.faults import STRIKE
+from chaos.invariants import COUNTS, INVARIANTS, calm, check, repeats
+from chaos.ledger import Ledger, read
+from chaos.orders import KINDS, orders
+from chaos.plan import GRAND, SMALL, Planned, plan
+from chaos.proxy import Proxy
+from chaos.report import TOLD, Circumstances, report
+from chaos.verdict import judge, reclaims
+
+LEASE, SWEEP = 3.0, 6.0
+A, B = "host:10:aaaaaa", "host:11:bbbbbb"
+
+
+def inserted(job, at=0.0, key=None):
+    return Change(100 * job, at, job, job, "quick", None, "pending", claims=0, attempts=0, crashes=0, key=key)
+
+
+def moved(job, order, at, was, now, *, claims=(1, 1), attempts=(1, 1), crashes=(0, 0), holder=(A, A), key=(None, None)):
+    pairs = {"claims": claims, "attempts": attempts, "crashes": crashes, "holder": holder, "key": key}
+    columns = {f"{name}_was": pair[0] for name, pair in pairs.items()} | {name: pair[1] for name, pair in pairs.items()}
+    return Change(100 * job + order, at, job, job, "quick", was, now, **columns)
+
+
+def claimed(job, order, at, *, claim=1, holder=A, key=None):
+    counts = (claim - 1, claim)
+    held = {"claims": counts, "attempts": (0, 1), "holder": (None, holder), "key": (key, key)}
+    return moved(job, order, at, "pending", "running", **held)
+
+
+def row(job, status="succeeded", kind="quick", **columns):
+    defaults = {"attempts": 1, "max_attempts": 5, "claims": 1, "crashes": 0, "last_error": None}
+    return Row(job, job, kind, status, **defaults | columns)
+
+
+def good():
+    """A run in which one job succeeded, one was given up, and one was taken from a worker that was killed."""
+    evidence = Evidence(LEASE, SWEEP, acknowledged={1, 2, 3}, rolled_back={9}, ordered={1: True})
+    evidence.ways = {"one": "network", "two": "direct"}
+    evidence.lives = [Life(10, "one", 0.0, ended=5.1, killed=5.0), Life(11, "two", 0.0)]
+    evidence.changes = [
+        inserted(1),
+        claimed(1, 1, 1.0),
+        moved(1, 2, 2.0, "running", "succeeded"),
+        inserted(2),
+        claimed(2, 1, 1.0, holder=B),
+        moved(2, 2, 2.0, "running", "dead", holder=(B, None)),
+        inserted(3, key="k"),
+        claimed(3, 1, 4.0, key="k"),
+        moved(3, 2, 9.0, "running", "pending", attempts=(1, 0), holder=(A, None), key=("k", "k")),
+        claimed(3, 3, 9.1, claim=2, holder=B, key="k"),
+        moved(3, 4, 9.2, "running", "succeeded", claims=(2, 2), holder=(B, B), key=("k", "k")),
+    ]
+    evidence.rows = {1: row(1), 2: row(2, "dead", last_error="as told"), 3: row(3, claims=2)}
+    evidence.failures = [
+        Failure(2, 1, 1, "dead", "RuntimeError", B),
+        Failure(3, 1, 1, "reclaimed", "WorkerLost", A),
+    ]
+    evidence.tries = [
+        Try(1, 1, 1, A, 1.0, 1.9, "returned"),
+        Try(2, 2, 1, B, 1.0, 1.9, "RuntimeError"),
+        Try(3, 3, 1, A, 4.0),
+        Try(3, 3, 2, B, 9.1, 9.15, "returned"),
+    ]
+    evidence.effects = [3]
+    return evidence
+
+
+def lose(evidence):
+    del evidence.rows[1]
+
+
+def leave_running(evidence):
+    evidence.rows[4] = row(4, "running")
+
+
+def succeed_unseen(evidence):
+    evidence.tries[0] = replace(evidence.tries[0], how="RuntimeError")
+
+
+def die_silently(evidence):
+    del evidence.failures[0]
+
+
+def tear_a_commit(evidence):
+    evidence.effects.append(2)
+
+
+def lose_an_order(evidence):
+    evidence.ordered[1] = False
+
+
+def end_twice(evidence):
+    evidence.changes.append(moved(1, 9, 3.0, "running", "failed"))
+
+
+def double_an_effect(evidence):
+    evidence.effects.append(3)
+
+
+def fail_twice(evidence):
+    evidence.failures.append(evidence.failures[0])
+
+
+def come_back(evidence):
+    evidence.changes.append(moved(1, 9, 3.0, "succeeded", "pending"))
+
+
+def pass_on_a_lease(evidence):
+    evidence.changes.append(moved(1, 9, 1.5, "running", "running", claims=(1, 2), holder=(A, B)))
+
+
+def claim_without_counting(evidence):
+    evidence.changes[1] = moved(1, 1, 1.0, "pending", "running", claims=(0, 1), attempts=(0, 0), holder=(None, A))
+
+
+def use_a_try_up_in_silence(evidence):
+    evidence.changes.append(moved(1, 9, 1.5, "running", "pending"))
+
+
+def use_too_many_tries(evidence):
+    evidence.rows[1] = row(1, attempts=6)
+
+
+def keep_what_was_rolled_back(evidence):
+    evidence.rows[9] = row(9)
+
+
+def run_what_was_rolled_back(evidence):
+    evidence.tries.append(Try(77, 9, 1, B, 1.0, 1.1, "returned"))
+
+
+def hold_a_key_twice(evidence):
+    evidence.changes.append(inserted(8, at=4.5, key="k"))
+
+
+def condemn_an_innocent(evidence):
+    evidence.rows[2] = row(2, "dead", last_error="poison: its worker died 3 times while it ran alone")
+
+
+def reclaim_late(evidence):
+    late = moved(3, 2, 19.0, "running", "pending", attempts=(1, 0), holder=(A, None), key=("k", "k"))
+    evidence.changes[8] = late
+
+
+def spare_the_worker(evidence):
+    evidence.lives[0] = Life(10, "one", 0.0)
+
+
+def begin_a_claim_twice(evidence):
+    evidence.tries.append(evidence.tries[0])
+
+
+BROKEN = {
+    "unfinished": [lose],
+    "left_running": [leave_running],
+    "success_without_a_run": [succeed_unseen],
+    "silent_end": [die_silently],
+    "effect_without_success": [tear_a_commit, lose_an_order],
+    "ended_twice": [end_twice],
+    "effect_twice": [double_an_effect],
+    "failed_twice": [fail_twice],
+    "illegal_edge": [come_back, pass_on_a_lease],
+    "arithmetic": [claim_without_counting, use_a_try_up_in_silence],
+    "too_many_tries": [use_too_many_tries],
+    "rolled_back_ran": [keep_what_was_rolled_back, run_what_was_rolled_back],
+    "key_twice": [hold_a_key_twice],
+    "innocent_death": [condemn_an_innocent],
+    "lease_outlived": [reclaim_late],
+    "unexplained": [spare_the_worker],
+    "same_claim_twice": [begin_a_claim_twice],
+    "living_reaped": [spare_the_worker],
+}
+EACH = [(name, breaks) for name, all_breaks in BROKEN.items() for breaks in all_breaks]
+
+
+def test_a_good_run_breaks_nothing():
+    assert {name: found for name, found in check(good()).items() if found} == {}
+
+
+@pytest.mark.parametrize(("name", "breaks"), EACH, ids=[breaks.__name__ for _, breaks in EACH])
+def test_each_invariant_is_broken_by_what_it_forbids_and_counts(name, breaks):
+    evidence = good()
+    breaks(evidence)
+    assert len(check(evidence)[name]) == 1
+    [count] = [invariant.count for invariant in INVARIANTS if invariant.name == name]
+    assert judge(1, evidence, []).line[count] > 0
+
+
+def test_every_invariant_has_a_ledger_that_breaks_it():
+    assert set(BROKEN) == {invariant.name for invariant in INVARIANTS}
+    assert {invariant.count for invariant in INVARIANTS} == set(COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (lambda life, _: setattr(life, "killed", 5.0), "killed"),
+        (lambda life, _: setattr(life, "ended", 5.0), "ended"),
+        (lambda life, _: life.frozen.append((4.5, 8.5)), "frozen"),
+        (lambda life, _: life.starved.append((4.5, 8.5)), "starved by the machine"),
+        (lambda _, evidence: evidence.cut_off.append(("network", 4.5, 8.5)), "cut off"),
+        (lambda _, evidence: evidence.cut_off.append(("*", 4.5, 8.5)), "cut off"),
+        (lambda _, evidence: evidence.cut_off.append(("direct", 4.5, 8.5)), ""),
+        (lambda life, _: life.frozen.append((10.0, 12.0)), ""),
+        (lambda _, evidence: evidence.outages.append((4.5, 8.5)), ""),
+    ],
+)
+def test_a_repeat_is_explained_by_what_happened_to_its_own_worker_and_by_nothing_else(what, why):
+    evidence = good()
+    life = evidence.lives[0] = Life(10, "one", 0.0)
+    what(life, evidence)
+    assert [repeat.why for repeat in repeats(evidence)] == [why]
+    assert bool(check(evidence)["living_reaped"]) is (why == "")
+
+
+def test_a_retry_a_snooze_and_a_hand_back_of_a_stopped_worker_are_no_unexplained_repeats():
+    evidence = good()
+    evidence.lives[0] = Life(10, "one", 0.0)
+    evidence.failures[1] = replace(evidence.failures[1], error_type="RuntimeError", outcome="retried")
+    assert list(repeats(evidence)) == []
+    del evidence.failures[1]
+    assert [repeat.why for repeat in repeats(evidence)] == [""]
+    evidence.lives[0].stopping = 8.0
+    assert [repeat.why for repeat in repeats(evidence)] == ["stopped"]
+    evidence.tries[2] = replace(evidence.tries[2], how="Snooze")
+    assert list(repeats(evidence)) == []
+
+
+def test_nobody_can_judge_in_an_outage_nor_for_a_lease_after_it():
+    evidence = good()
+    assert calm(evidence, 5.0, 25.0) == 20.0
+    evidence.outages = [(6.0, 8.0), (7.0, 9.0)]
+    assert calm(evidence, 5.0, 25.0) == 14.0
+    reclaim_late(evidence)
+    assert check(evidence)["lease_outlived"] == []
+
+
+def test_a_kill_has_recovered_when_the_last_of_the_workers_jobs_was_taken_back():
+    assert reclaims(good()) == [4.0]
+
+
+def test_the_ledger_is_read_as_it_was_written_and_a_half_line_is_left_out(tmp_path):
+    ledger = Ledger(tmp_path, "worker-one")
+    about = {"job": 7, "n": 1, "claim": 1, "worker": A}
+    ledger.write("started", slot="one", pid=10)
+    ledger.write("acknowledged", n=[1], road="order", ids=[7])
+    ledger.write("rolled back", n=[2], road="order", ids=[8])
+    ledger.write("unknown", n=[3], road="api")
+    ledger.write("start", attempt=1, kind="quick", **about)
+    ledger.write("end", how="returned", **about)
+    ledger.write("start", attempt=2, kind="quick", **about | {"claim": 2})
+    ledger.write("frozen", slot="one", pid=10)
+    ledger.write("thawed", slot="one", pid=10)
+    ledger.write("suicide", pid=10)
+    ledger.write("cut off", way="network", since=0.0)
+    [path] = tmp_path.glob("*.ledger")
+    with path.open("a") as file:
+        file.write('{"at": 1, "what": "sta')
+    evidence = Evidence(LEASE, SWEEP)
+    heard(evidence, read(tmp_path))
+    assert (evidence.acknowledged, evidence.rolled_back, evidence.unknown) == ({1}, {2}, 1)
+    assert [(each.claim, each.how) for each in evidence.tries] == [(1, "returned"), (2, "")]
+    [life] = evidence.lives
+    assert len(life.frozen) == 1
+    assert life.killed < life.ended
+    assert evidence.cut_off[0][0] == "network"
+
+
+# -- plans
+
+
+def test_the_same_seed_plans_the_same_faults_at_the_same_times_and_another_seed_others():
+    assert plan(7, 250) == plan(7, 250)
+    assert plan(7, 250) != plan(8, 250)
+    assert list(orders(7, 500)) == list(orders(7, 500))
+    assert list(islice(orders(7, 500), 50)) != list(islice(orders(8, 500), 50))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_five_minutes_have_a_hundred_faults_and_every_sort_of_them(seed):
+    faults = plan(seed, 250)
+    assert len(faults) >= 100
+    assert {fault.name for fault in faults} == {*SMALL, *GRAND}
+    assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+
+
+def test_every_fault_can_be_made_and_is_told_of():
+    assert set(STRIKE) == set(TOLD) == {*SMALL, *GRAND}
+
+
+def test_orders_are_of_every_kind_and_each_job_has_a_number_of_its_own():
+    given = list(orders(7, 20_000))
+    assert {order.kind for order in given} == set(KINDS)
+    numbers = [n for order in given for n in order.numbers]
+    assert numbers == list(range(len(numbers)))
+    assert sum(order.rolled_back for order in given) > 100
+    assert sum(order.key is not None for order in given) > 100
+
+
+# -- the network, and the report
+
+
+def test_a_reset_by_the_server_reaches_the_client_through_the_proxy():
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, Proxy(make_conninfo("", host="127.0.0.1", port=server.getsockname()[1])) as proxy:
+        port = int(str(conninfo_to_dict(proxy.dsn)["port"]))
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            there, _ = server.accept()
+            there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            there.close()
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+
+
+def test_the_report_names_every_fault_and_every_statement_and_is_no_page_of_errors():
+    struck = [
+        Struck(Planned(1.0, "failover", 0.0, 0.5), 1.0, recovery=2.5),
+        Struck(Planned(2.0, "kill", 0.0, 0.5), 2.0),
+    ]
+    verdict = judge(7, good(), struck)
+    assert json.loads(json.dumps(verdict.line)) == {
+        "seed": 7,
+        "jobs": 3,
+        "faults": 2,
+        **dict.fromkeys(COUNTS, 0),
+        "recovery_s_max": 4.0,
+    }
+    assert verdict.broken_bars == []
+    page = report(verdict, Circumstances(300.0, "18.6", "0.1.0", {"pgbouncer": "not here"}, ["one (network)"], 80.0))
+    assert "| failover | the primary killed, its standby promoted | 1 | 2.5 | 2.5 | 15 |" in page
+    assert "| pgbouncer | not here |" in page
+    assert "| killed | 1 |" in page
+    assert all(invariant.says in page for invariant in INVARIANTS)
+    widths = {line.count("|") for line in re.findall(r"(?m)^\|.*\|$", page)}
+    assert widths <= {3, 7}
+
+
+def test_a_recovery_beyond_its_bar_is_told():
+    struck = [Struck(Planned(1.0, "restart, fast", 0.0, 0.5), 1.0, recovery=5.5)]
+    assert judge(7, good(), struck).broken_bars == ["restart, fast: 5.5 s, and 5 s are the bar"]
