@@ -210,7 +210,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
             "limit": 100,
             "worker": "me",
         },
-        "claim_alone": {"kinds": KINDS, "worker": "me"},
+        "claim_alone": {"kinds": KINDS, "locked": [], "worker": "me"},
         "survey_lanes": Lanes(KINDS).look(),
         "oldest_due": {},
         "succeed_jobs": {"ids": ids, "claims": [1] * n, "worker": "me"},

@@ -244,7 +244,7 @@ class JobsTable(RuleBasedStateMachine):
             sum(each.job_id == row.id and each.error_type == "WorkerLost" for each in self.model.failures)
             for row in expected
         ]
-        now, jobs = self.say(store.claim_alone(Holder(worker, "redrive"), kinds=list(KINDS)))
+        now, jobs = self.say(store.claim_alone(Holder(worker, "redrive"), kinds=list(KINDS), locked=[]))
         assert [job.reclaims for job in jobs] == reclaims
         self._claimed(now, jobs, expected, worker)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 CONNECT_TIMEOUT = 5
 STATEMENT_TIMEOUT = 30.0
@@ -130,13 +131,33 @@ class Control:
             conn = await self.open()
             if given is not None and not given():
                 return []
-            try:
-                rows: list[T] = await self._bounded(self._say(conn, statement), timeout or self._timeout)
-            except BaseException as error:
-                if not isinstance(error, psycopg.Error) or is_outage(error) or conn.closed:
-                    self.drop()
-                raise
+            rows: list[T] = await self._patiently(self._say(conn, statement), timeout or self._timeout)
             return rows
+
+    async def run_both(self, first: Statement[T], then: Callable[[list[T]], Statement[U] | None]) -> list[U]:
+        """Run two statements in one transaction: the second is made of the answer to the first, or None.
+
+        Raises:
+            As :meth:`run`.
+        """
+
+        async def work() -> list[U]:
+            async with conn.transaction():
+                second = then(await arun(conn, first))
+                return [] if second is None else await arun(conn, second)
+
+        async with self._lock:
+            conn = await self.open()
+            rows: list[U] = await self._patiently(work(), self._timeout)
+            return rows
+
+    async def _patiently(self, work: Any, seconds: float) -> Any:
+        try:
+            return await self._bounded(work, seconds)
+        except BaseException as error:
+            if not isinstance(error, psycopg.Error) or is_outage(error) or self.connection is None:
+                self.drop()
+            raise
 
     async def open(self) -> psycopg.AsyncConnection[Any]:
         """Give the open connection, opening it if need be."""

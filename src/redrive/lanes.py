@@ -34,6 +34,8 @@ a fiftieth of that."""
 STRIKES = 2
 SWEEP_EVERY = 1.0
 """Seconds after which rich lanes too are looked at from their heads, where that is cheap."""
+AGE_EVERY = 60.0
+"""Seconds of waiting for which a lane counts as one priority more important, so that the last one still runs."""
 DEFAULT_PRIORITY = 5
 PAGE = 500
 """Lanes that a survey finds at once."""
@@ -55,14 +57,25 @@ class Lane:
     name: str
     rich: bool = True
     seen: float = 0.0
+    due_since: float = float("inf")
+    """Since when, at least, its first job is due, monotonic seconds; infinity where none is known to be."""
     trail: Trail = field(default_factory=Trail)
+
+
+class Limit(NamedTuple):
+    """What is known of a kind that has limits, which the database counts and enforces."""
+
+    pause: float
+    """Seconds after which to ask again, where it has left nothing open."""
+    until: float = 0.0
+    """Before that, monotonic seconds, it need not be asked."""
 
 
 class Survey(NamedTuple):
     """What a look at all lanes has found."""
 
     due: bool
-    """Some lane has due jobs."""
+    """Some lane has due jobs that may be had."""
     due_in: float
     """Seconds until the first job of all others is due."""
     suspects: bool
@@ -83,6 +96,8 @@ class Plan:
     """Where to stop, when pieces of the way behind are looked through."""
     whole: bool = False
     """Every lane is looked at from its head."""
+    limited: bool = False
+    """Its kinds have limits."""
 
     def params(self) -> dict[str, Any]:
         """Give the claim's parameters."""
@@ -106,6 +121,8 @@ class Lanes:
         self.swept_until = 0.0
         """When the next look at the way behind is due, monotonic seconds."""
         self.heads_are_cheap = True
+        self.limits: dict[str, Limit] = {}
+        """By kind, of those kinds that have any."""
         self._kinds = list(kinds)
         self._lanes: dict[Key, Lane] = {}
         self._turn: deque[Key] = deque()
@@ -146,16 +163,24 @@ class Lanes:
         *found, last = rows
         new, due, due_in = 0, False, float("inf")
         firsts: dict[Key, Any] = {}
+        self.limits = {
+            kind: self.limits[kind]._replace(pause=pause) if kind in self.limits else Limit(pause)
+            for kind, pause in zip(last.limited, last.pauses, strict=True)
+        }
         for row in found:
             key = (row.kind, row.priority, row.lane)
             new += key not in self._lanes
             lane = self._lanes.get(key) or self._add(key, now=now, rich=True)
             lane.seen = max(lane.seen, now)
             firsts[key] = row
-            if row.run_at <= last.run_at:
+            wait = (row.run_at - last.run_at) / 1e6 if row.run_at < NEVER else float("inf")
+            if wait <= 0:
+                lane.due_since = now + wait
+                wait = max(0.0, self.limits[row.kind].until - now) if row.kind in self.limits else 0.0
+            if wait > 0:
+                due_in = min(due_in, wait)
+            else:
                 due = True
-            elif row.run_at < NEVER:
-                due_in = min(due_in, (row.run_at - last.run_at) / 1e6)
         if self.heads_are_cheap:
             self._judge(took, 0, now)
         else:  # nothing that is visible comes before what was found, so there is nothing to walk over once more
@@ -167,18 +192,25 @@ class Lanes:
             self._turn.remove(key)
         return Survey(due, due_in, last.suspects, more=new >= PAGE)
 
-    def plan(self, limit: int, share: Callable[[str], int], now: float) -> Plan:
-        """Plan a claim of up to *limit* jobs, of each lane at most what *share* says of its kind."""
+    def plan(self, limit: int, share: Callable[[str], int], now: float, *, limited: bool = False) -> Plan:
+        """Plan a claim of up to *limit* jobs, of each lane at most what *share* says of its kind.
+
+        Kinds with limits are claimed apart from the others, by another statement: *limited* says which of the two.
+        """
         self._turn.rotate(-1)
-        ordered = sorted((self._lanes[key] for key in self._turn), key=lambda lane: (lane.priority, lane.rich))
+        asked = (self._lanes[key] for key in self._turn)
+        ordered = sorted(
+            (lane for lane in asked if self._may_be_asked(lane, now, limited=limited)),
+            key=lambda lane: (self._rank(lane, now), lane.rich),
+        )
         whole = self.heads_are_cheap and now >= self.swept_until
         quotas = []
-        for _, group in groupby(ordered, key=lambda lane: lane.priority):
+        for _, group in groupby(ordered, key=lambda lane: self._rank(lane, now)):
             peers = list(group)
             fair = -(-limit // max(1, sum(lane.rich for lane in peers)))
             quotas += [max(1, min(fair, share(lane.kind))) for lane in peers]
         starts = [HEAD if whole else self._start(lane) for lane in ordered]
-        return Plan(ordered, quotas, starts, limit, whole=whole)
+        return Plan(ordered, quotas, starts, limit, whole=whole, limited=limited)
 
     def claimed(self, plan: Plan, jobs: Sequence[ClaimedJob], took: float, now: float) -> list[ClaimedJob]:
         """Learn from a claim's answer, which took *took* seconds; gives the jobs in the order in which to run them."""
@@ -195,26 +227,42 @@ class Lanes:
             taken = found.get((lane.kind, lane.priority, lane.name), [])
             if taken:
                 lane.trail.advance(_by_time(taken[-1]), len(taken))
-                lane.seen = max(lane.seen, now)
+                lane.seen = lane.due_since = max(lane.seen, now)
                 ordered += taken
+            elif reached and not plan.limited:
+                lane.due_since = float("inf")
             if reached:  # where the claim's own limit cut a lane short there is more, as where its quota did
                 cut = full and len(ordered) >= plan.limit
                 lane.rich = bool(taken) and (cut or len(taken) >= quota)
+        if plan.limited and not full:
+            for kind in {lane.kind for lane in plan.lanes} & self.limits.keys():
+                self.limits[kind] = Limit(self.limits[kind].pause, now + self.limits[kind].pause)
         return ordered
+
+    def freed(self, kinds: Iterable[str]) -> bool:
+        """Learn that jobs of *kinds* have ended; gives whether a limit may now have room that had none."""
+        some = False
+        for kind in set(kinds) & self.limits.keys():
+            some = some or self.limits[kind].until > 0
+            self.limits[kind] = Limit(self.limits[kind].pause)
+        return some
 
     def sweep(self, limit: int, share: Callable[[str], int], now: float) -> Plan | None:
         """Plan a claim of what became visible behind the marks, a few pieces of the way; None where none is due."""
         if self.heads_are_cheap or now < self.swept_until:
             return None
         if not self._behind:
-            by_priority = sorted(self._lanes.values(), key=attrgetter("priority"))
+            by_priority = sorted(self._lanes.values(), key=lambda lane: (lane.kind in self.limits, lane.priority))
             self._behind.extend((lane, piece) for lane in by_priority for piece in lane.trail.pieces())
         if not self._behind:
             return None  # nothing was claimed as yet, and no survey has said how far there is nothing
-        few = [self._behind.popleft() for _ in range(min(self._reach, len(self._behind)))]
+        few = [self._behind.popleft()]
+        limited = few[0][0].kind in self.limits
+        while len(few) < self._reach and self._behind and (self._behind[0][0].kind in self.limits) == limited:
+            few.append(self._behind.popleft())
         quotas = [max(1, min(limit, share(lane.kind))) for lane, _ in few]
         starts, ends = [piece[0] for _, piece in few], [piece[1] for _, piece in few]
-        return Plan([lane for lane, _ in few], quotas, starts, limit, ends)
+        return Plan([lane for lane, _ in few], quotas, starts, limit, ends, limited=limited)
 
     def swept(self, plan: Plan, jobs: Sequence[ClaimedJob], took: float, now: float) -> list[ClaimedJob]:
         """Learn from the answer to a claim behind the marks; gives the jobs in the order in which to run them."""
@@ -233,7 +281,25 @@ class Lanes:
     @property
     def any_rich(self) -> bool:
         """Whether a lane is known to hold more than was taken."""
-        return any(lane.rich for lane in self._lanes.values())
+        return any(lane.rich and lane.kind not in self.limits for lane in self._lanes.values())
+
+    @property
+    def limits_hold(self) -> bool:
+        """Whether due jobs wait for room under a limit."""
+        return any(lane.due_since < float("inf") for lane in self._lanes.values() if lane.kind in self.limits)
+
+    def asks_limits(self, now: float) -> bool:
+        """Whether a kind with limits has due jobs, as far as is known, and may have room for them."""
+        due = {lane.kind for lane in self._lanes.values() if lane.due_since <= now} if self.limits else set()
+        return any(limit.until <= now for kind, limit in self.limits.items() if kind in due)
+
+    def _may_be_asked(self, lane: Lane, now: float, *, limited: bool) -> bool:
+        limit = self.limits.get(lane.kind)
+        return not limited if limit is None else limited and limit.until <= now
+
+    def _rank(self, lane: Lane, now: float) -> int:
+        """Give the priority in force: the longer a lane's first job waits, the more important it is."""
+        return max(0, lane.priority - int(max(0.0, now - lane.due_since) / AGE_EVERY))
 
     def _learn_reach(self, few: Sequence[tuple[Lane, Piece]], took: float) -> None:
         """Look at more pieces at once, or at fewer; which of several was the dear one, the next looks will tell."""

@@ -23,11 +23,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 OLDEST_SERVER = 12
+OLDEST_SCHEMA = 3
+"""That this code can work on: the first that was released, and one step behind the latest from then on."""
 DEFAULT_SCHEMA = "redrive"
 LOCK_TIMEOUT = "2s"
 LOCK_TRIES = 30
 _IN_THE_WAY = (psycopg.errors.DuplicateObject, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction)
-_OURS = {"jobs", "failures", "workers", "jobs_archive", "jobs_archive_default", "schedules", "schedule_slots"}
+_OURS = {
+    "jobs",
+    "failures",
+    "workers",
+    "jobs_archive",
+    "jobs_archive_default",
+    "schedules",
+    "schedule_slots",
+    "kinds",
+    "lane_rates",
+}
 
 
 def latest() -> int:
@@ -79,7 +91,7 @@ def installed(conn: psycopg.Connection[Any], schema: str) -> int:
 
 
 def demand_migrated(version: int, schema: str) -> None:
-    """Refuse to work on a schema that this code can't use: one step behind is fine, more is not.
+    """Refuse to work on a schema that this code can't use.
 
     Raises:
         NotMigrated: naming the versions and the command that mends it.
@@ -87,10 +99,8 @@ def demand_migrated(version: int, schema: str) -> None:
     command = "redrive migrate" if schema == DEFAULT_SCHEMA else f"redrive migrate --schema {shlex.quote(schema)}"
     if version == 0:
         raise NotMigrated(f'schema "{schema}" is not installed in this database: run `{command}`')
-    if version < latest() - 1:
-        raise NotMigrated(
-            f'schema "{schema}" is at version {version}, this redrive needs {latest() - 1}: run `{command}`'
-        )
+    if version < OLDEST_SCHEMA:
+        raise NotMigrated(f'schema "{schema}" is at version {version}, this redrive needs {OLDEST_SCHEMA}: run `{command}`')
 
 
 def _connected(dsn: str) -> psycopg.Connection[Any]:

@@ -13,12 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 from redrive import store
-from redrive.lanes import DEAR, PATIENCE, Lanes
+from redrive.lanes import DEAR, PATIENCE, Lanes, Plan
 from redrive.service import Database, Service
 from redrive.statements import named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from redrive.connections import Control
     from redrive.job import ClaimedJob, Holder
@@ -160,7 +160,7 @@ class Producer(Service):
             return await self._after_wake_up(room)
         now = time.monotonic()
         # In a flow, and where a look is too dear, claim at once; a claim that finds nothing writes nothing either.
-        due = self._lanes.any_rich or self._flowing or now < self._survey_held
+        due = self._lanes.any_rich or self._flowing or now < self._survey_held or self._lanes.asks_limits(now)
         if not due or now >= self._survey_at:
             due = await self._survey() or due
         first = self._trial_is_due()
@@ -194,7 +194,7 @@ class Producer(Service):
 
     async def _answer(self) -> None:
         """Nothing was found: tell who asked, once a look at all lanes agrees or others hold what is there."""
-        if self.found is None and self._question == self._asked:
+        if self.found is None and self._question == self._asked and not self._lanes.limits_hold:
             self._vain_looks += 1
             if not await self._survey() or self._vain_looks > VAIN_LOOKS:
                 self.found = False
@@ -267,25 +267,41 @@ class Producer(Service):
         return due
 
     async def _claim(self, room: int) -> list[ClaimedJob]:
-        now = time.monotonic()
         self._trial_was_last = False
-        plan = self._lanes.plan(room, self._slots.share, now)
-        jobs = await self._take(store.claim(self._holder, **plan.params()))
-        after = time.monotonic()
-        self._slots.add(self._lanes.claimed(plan, jobs, after - now, after))
+        jobs: list[ClaimedJob] = []
+        plan = self._lanes.plan(room, self._slots.share, time.monotonic())
+        if plan.lanes:
+            jobs = await self._take_planned(plan, self._lanes.claimed)
+        if len(jobs) < room and self._lanes.asks_limits(now := time.monotonic()):
+            free = self._slots.free  # what is counted as running, and as started, is not to wait here
+            plan = self._lanes.plan(min(free, room - len(jobs)), lambda _kind: free, now, limited=True)
+            if free > 0 and plan.lanes:
+                jobs += await self._take_planned(plan, self._lanes.claimed)
         return jobs
 
     async def _sweep(self, room: int) -> int:
         """Look through a piece of the way behind, where that is due; gives how many jobs it brought."""
-        now = time.monotonic()
-        plan = self._lanes.sweep(room, self._slots.share, now)
+        plan = self._lanes.sweep(room, self._slots.share, time.monotonic())
         if plan is None:
             return 0
-        jobs = await self._take(store.claim(self._holder, **plan.params()))
-        after = time.monotonic()
-        self._slots.add(self._lanes.swept(plan, jobs, after - now, after))
+        jobs = await self._take_planned(plan, self._lanes.swept)
         self.found = bool(jobs) or self.found
         return len(jobs)
+
+    async def _take_planned(
+        self, plan: Plan, learn: Callable[[Plan, list[ClaimedJob], float, float], list[ClaimedJob]]
+    ) -> list[ClaimedJob]:
+        began = time.monotonic()
+        if plan.limited:
+            kinds = sorted({lane.kind for lane in plan.lanes})
+            jobs = await self._take_limited(
+                kinds, lambda locked: store.claim_limited(self._holder, locked=locked, **plan.params())
+            )
+        else:
+            jobs = await self._take(self._control.run(store.claim(self._holder, **plan.params())))
+        now = time.monotonic()
+        self._slots.add(learn(plan, jobs, now - began, now))
+        return jobs
 
     def _trial_is_due(self) -> bool:
         """Whether it is the turn of a job that may have killed its worker: at once where nothing runs, else soon.
@@ -302,18 +318,45 @@ class Producer(Service):
             if time.monotonic() >= self._survey_at + SUSPECT_AFTER:
                 await self._survey()  # another worker may have taken it
             return TRIAL_LOOK
-        if jobs := await self._take(store.claim_alone(self._holder, kinds=self._kinds)):
+        limited = self._lanes.limits.keys() & set(self._kinds)
+        if limited:
+            jobs = await self._take_limited(
+                sorted(limited),
+                lambda locked: store.claim_alone(self._holder, kinds=self._kinds, locked=locked),
+                always=True,
+            )
+        else:
+            jobs = await self._take(self._control.run(store.claim_alone(self._holder, kinds=self._kinds, locked=[])))
+        if jobs:
             self._trial_was_last, self.found = True, True
             self._slots.add_alone(jobs[0])
         else:
             self._suspects_since = 0.0
         return 0.0
 
-    async def _take(self, claim: Statement[ClaimedJob]) -> list[ClaimedJob]:
+    async def _take_limited(
+        self, kinds: list[str], claim: Callable[[list[str]], Statement[ClaimedJob]], *, always: bool = False
+    ) -> list[ClaimedJob]:
+        lock = store.lock_limits(self._control.schema, kinds)
+        return await self._take(
+            self._control.run_both(lock, lambda locked: claim(locked) if locked or always else None)
+        )
+
+    async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:
         self._in_doubt = True
-        jobs = await self._control.run(claim)
+        jobs = await claim
         self._in_doubt = False
         return jobs
+
+    def reconsider(self) -> None:
+        """What may be claimed has changed: look anew."""
+        self._survey_at = 0.0
+        self._call()
+
+    def ended(self, kinds: Iterable[str]) -> None:
+        """Jobs of *kinds* have ended, and it is written: where that made room under a limit, look at once."""
+        if self._lanes.limits and self._lanes.freed(kinds):
+            self._call()
 
     async def hand_back_strays(self) -> None:
         """Where the answer of a claim was lost: what it took is running by the table and in nobody's hands."""

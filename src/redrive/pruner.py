@@ -104,6 +104,7 @@ class Pruner(Service):
         if len(gone) == window:
             return True
         await self._control.run(named("prune_workers", schema))
+        await self._control.run(named("prune_lane_rates", schema))
         return await self._prune_slots(window)
 
     async def _prune_slots(self, window: int) -> bool:

@@ -131,12 +131,17 @@ class Slots:
         """How many jobs of *kind* (or of the usual mixture) may wait for a slot: about 100 ms of their work."""
         return 0 if self.running and self._pace.stale else self._pace.ahead(kind)
 
+    @property
+    def free(self) -> int:
+        """How many slots have nothing to run, now or next."""
+        return max(0, self.concurrency - len(self.running) - len(self._ready))
+
     def share(self, kind: str) -> int:
         """How many jobs of *kind* to claim at most: what is free, and ahead of that what the kind's own speed allows.
 
         There may be room for many quick jobs; slow ones that were taken with them would only wait here.
         """
-        return max(0, self.concurrency - len(self.running) - len(self._ready)) + self.ahead(kind)
+        return self.free + self.ahead(kind)
 
     def take_unstarted(self) -> list[ClaimedJob]:
         """Take out every job that has not begun, to be handed back."""

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from psycopg.rows import class_row, namedtuple_row
+from psycopg.rows import class_row, namedtuple_row, scalar_row
 from psycopg.types.numeric import Int8BinaryLoader
 
 from redrive.errors import InvalidOption, InvalidPayload
@@ -156,6 +156,16 @@ def survey(schema: str, **params: Any) -> Statement[Any]:
 def claim(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
     """Take due jobs for *holder*; the columns stand as ClaimedJob takes them."""
     return _claim("claim_jobs", holder, partial(ClaimedJob, holder), params)
+
+
+def lock_limits(schema: str, kinds: Sequence[str]) -> Statement[str]:
+    """Lock what is set for *kinds*, for :func:`claim_limited` in the same transaction; gives those that it has."""
+    return Statement(spoken("lock_limits", schema), scalar_row, {"kinds": list(kinds)})
+
+
+def claim_limited(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
+    """Take due jobs of *locked* kinds, as many as their limits allow."""
+    return _claim("claim_limited", holder, partial(ClaimedJob, holder), params)
 
 
 def claim_alone(holder: Holder, **params: Any) -> Statement[ClaimedJob]:

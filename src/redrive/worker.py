@@ -165,11 +165,12 @@ class Worker:
         self.listener.on_wake = self.producer.woken
         loop = asyncio.get_running_loop()
         self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
-        self.writer.on_later = self.producer.expect
+        self.writer.on_later, self.writer.on_ended = self.producer.expect, self.producer.ended
         self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
         self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
         self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
+        self.listener.on_word["kinds"] = self.producer.reconsider
         self.listener.on_word["schedules"] = lambda: self._pulse.wake(self.scheduler)
         self.watch = Watch(self)
 

@@ -79,6 +79,8 @@ class Writer(Service):
         self.on_dead: Callable[[JobDied], None] = lambda _event: None
         self.on_later: Callable[[float], None] = lambda _seconds: None
         """Told of a job that is pending again, with the seconds until it is due."""
+        self.on_ended: Callable[[Iterable[str]], None] = lambda _kinds: None
+        """Told of the kinds of jobs whose outcomes are written."""
         self._control = control
         self._worker = worker
         self._max_crashes = max_crashes
@@ -144,7 +146,8 @@ class Writer(Service):
         if self._batch:
             again, self._tried = self._tried, True
             await self._write(self._batch, again=again)
-            self._batch, self._tried = [], False
+            batch, self._batch, self._tried = self._batch, [], False
+            self.on_ended(one.job.kind for one in batch)
         aside_due = await self._write_aside() if self._aside else FOR_EVER
         self.trouble = "; ".join(each.why for each in list(self._aside.values())[:3])
         if not self._done:

@@ -74,6 +74,8 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
         "archive": within("jobs_archive"),
         "schedules": within("schedules"),
         "slots": within("schedule_slots"),
+        "kinds": within("kinds"),
+        "lane_rates": within("lane_rates"),
         "migrations": within("migrations"),
         "clock": within("clock"),
         "wake": within("wake"),

@@ -66,15 +66,20 @@ COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
 -- Which lanes (kind, priority, lane) hold pending jobs, and when the first of each is due. A loose index scan: one probe a
 -- lane, whatever its length; it writes nothing, so it is also the poll of an idle worker. Lanes that the worker knows
 -- are looked at from where it says, and for others it looks in the gaps between those, where as a rule no entry is.
--- The last row is about no lane: what time it is, and whether a job waits for its trial.
-WITH RECURSIVE found AS (
+-- Paused kinds are not looked at. The last row is about no lane: what time it is, whether a job waits for its trial, and
+-- which kinds have limits, each with the seconds after which it may be worth while to ask again.
+WITH RECURSIVE paused AS MATERIALIZED (
+    SELECT ARRAY(
+        SELECT kind FROM {kinds} WHERE paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true)
+    ) AS kinds
+), found AS (
     SELECT g.kind, f.priority, f.lane, f.run_at, f.id, g.before_priority, g.before_lane
     FROM unnest(%(gap_kinds)s::text[], %(after_priorities)s::smallint[], %(after_lanes)s::text[],
                 %(before_priorities)s::smallint[], %(before_lanes)s::text[])
          AS g(kind, after_priority, after_lane, before_priority, before_lane)
     CROSS JOIN LATERAL (
         SELECT priority, lane, run_at, id FROM {jobs}
-        WHERE status = 'pending' AND kind = g.kind AND (priority, lane) > (g.after_priority, g.after_lane)
+        WHERE NOT ARRAY[g.kind, '*'] && (SELECT kinds FROM paused) AND status = 'pending' AND kind = g.kind AND (priority, lane) > (g.after_priority, g.after_lane)
           AND (priority, lane) < (g.before_priority, g.before_lane)
         ORDER BY priority, lane, run_at, id
         LIMIT 1
@@ -90,21 +95,31 @@ WITH RECURSIVE found AS (
         LIMIT 1
     ) n
 )
-SELECT k.kind, k.priority, k.lane, f.run_at, f.id, false AS suspects
+SELECT k.kind, k.priority, k.lane, f.run_at, f.id, false AS suspects, NULL::text[] AS limited, NULL::float8[] AS pauses
 FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[],
             %(starts)s::timestamptz[], %(start_ids)s::bigint[]) AS k(kind, priority, lane, start, start_id)
 CROSS JOIN LATERAL (
     SELECT run_at, id FROM {jobs}
-    WHERE status = 'pending' AND kind = k.kind AND priority = k.priority AND lane = k.lane
+    WHERE NOT ARRAY[k.kind, '*'] && (SELECT kinds FROM paused)
+      AND status = 'pending' AND kind = k.kind AND priority = k.priority AND lane = k.lane
       AND (run_at, id) > (k.start, k.start_id)
     ORDER BY run_at, id
     LIMIT 1
 ) f
 UNION ALL
-(SELECT kind, priority, lane, run_at, id, false FROM found LIMIT %(page)s)
+(SELECT kind, priority, lane, run_at, id, false, NULL, NULL FROM found LIMIT %(page)s)
 UNION ALL
 SELECT NULL, NULL, NULL, {clock}(), NULL,
-       EXISTS (SELECT FROM {jobs} WHERE alone AND status || '' = 'pending' AND run_at <= {clock}())
+       EXISTS (
+           SELECT FROM {jobs} j
+           WHERE alone AND status || '' = 'pending' AND run_at <= {clock}()
+             AND NOT ARRAY[j.kind, '*'] && (SELECT kinds FROM paused)
+       ),
+       ARRAY(SELECT kind FROM {kinds} WHERE limited ORDER BY kind),
+       ARRAY(
+           SELECT greatest(0.05, least(1, 1 / rate, 1 / lane_rate, 0.25 + 0 * coalesce(running_most, lane_running_most)))
+           FROM {kinds} WHERE limited ORDER BY kind
+       )
 
 -- name: claim_jobs
 -- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
@@ -118,6 +133,7 @@ SELECT NULL, NULL, NULL, {clock}(), NULL,
 --   locked at a place that this snapshot can't see: it is left as it was, for the next claim.
 -- * (run_at, id) > start begins where this worker last stopped, over the dead entries that a long transaction keeps.
 --   The worker passes -infinity to look from the head. No ends are given but when it looks through the way behind.
+-- * Kinds that are paused or have limits are left out, whatever the worker knows of them: see claim_limited.
 -- * `NOT alone`: what may have killed its worker is claimed by claim_alone, with nothing beside it.
 -- * (SELECT {clock}()) is said once a statement, {clock}() once a row.
 --
@@ -132,7 +148,11 @@ WITH due AS MATERIALIZED (
          AS l(kind, priority, lane, quota, start, start_id, until, until_id)
     CROSS JOIN LATERAL (
         SELECT ctid AS tid FROM {jobs}
-        WHERE status = 'pending' AND kind = l.kind AND priority = l.priority AND lane = l.lane
+        WHERE NOT ARRAY[l.kind, '*'] && ARRAY(
+                SELECT kind FROM {kinds}
+                WHERE limited OR paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true)
+            )
+          AND status = 'pending' AND kind = l.kind AND priority = l.priority AND lane = l.lane
           AND (run_at, id) > (l.start, l.start_id) AND NOT alone
           AND (run_at, id) <= (least(l.until, {clock}()), coalesce(l.until_id, 9223372036854775807))
         ORDER BY run_at, id
@@ -143,25 +163,135 @@ WITH due AS MATERIALIZED (
 )
 UPDATE {jobs}
 SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
-    locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
+    counted = false, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
 WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
 RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
           metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
                                WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in
 
+-- name: lock_limits
+-- What runs of a kind can't be counted by the statement that claims: its snapshot does not see what a rival is about to
+-- commit. So the kind's row is locked in one statement, and counted and claimed in the next of the same transaction. Where
+-- a rival has it, the kind is left out this time.
+SELECT kind FROM {kinds} WHERE limited AND kind = ANY(%(kinds)s::text[]) ORDER BY kind FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: claim_limited
+-- As claim_jobs, of kinds whose rows this transaction has locked: no more than their limits leave open, which is the LIMIT
+-- of each kind and of each of its lanes. A lane may stand there once for each priority, and they share what it has: the
+-- last condition of `due` sees to that. A rate is a bucket of tokens (generic cell rate algorithm, ITU-T I.371): all
+-- that is kept of it is the instant up to which it is used up.
+WITH room AS MATERIALIZED (
+    SELECT kind, rate, full_burst / rate AS span, empty_at,
+           lane_running_most, lane_rate, full_lane_burst, full_lane_burst / lane_rate AS lane_span,
+           least(
+               running_most - (
+                   SELECT count(*) FROM {jobs} r WHERE r.counted AND r.status || '' = 'running' AND r.kind = k.kind
+               ),
+               CASE WHEN empty_at IS NULL THEN full_burst
+                    ELSE floor(least(full_burst, extract(epoch FROM {clock}() - empty_at)::float8 * rate + 1e-6)) END
+           )::bigint AS open
+    FROM {kinds} k
+    CROSS JOIN LATERAL (
+        SELECT coalesce(burst, ceil(rate / 10)) AS full_burst,
+               coalesce(lane_burst, ceil(lane_rate / 10)) AS full_lane_burst
+    ) b
+    WHERE kind = ANY(%(locked)s::text[]) AND limited
+      AND NOT EXISTS (
+          SELECT FROM {kinds} p
+          WHERE p.kind IN (k.kind, '*') AND p.paused_at IS NOT NULL AND coalesce(p.paused_until > {clock}(), true)
+      )
+), found AS MATERIALIZED (
+    SELECT k.kind, d.*
+    FROM room k
+    CROSS JOIN LATERAL (
+        SELECT j.tid, l.lane, l.place, o.open
+        FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[], %(quotas)s::int[],
+                    %(starts)s::timestamptz[], %(start_ids)s::bigint[], %(ends)s::timestamptz[], %(end_ids)s::bigint[])
+             WITH ORDINALITY
+             AS l(kind, priority, lane, quota, start, start_id, until, until_id, place)
+        LEFT JOIN {lane_rates} r ON r.kind = l.kind AND r.lane = l.lane AND k.lane_rate IS NOT NULL
+        CROSS JOIN LATERAL (
+            SELECT least(
+                k.lane_running_most - CASE WHEN k.lane_running_most IS NOT NULL THEN (
+                    SELECT count(*) FROM {jobs} t
+                    WHERE t.counted AND t.status || '' = 'running' AND t.kind = l.kind AND t.lane = l.lane
+                ) END,
+                CASE WHEN r.empty_at IS NULL THEN k.full_lane_burst
+                     ELSE floor(least(k.full_lane_burst, extract(epoch FROM {clock}() - r.empty_at)::float8 * k.lane_rate + 1e-6))
+                END
+            )::bigint AS open
+        ) o
+        CROSS JOIN LATERAL (
+            SELECT ctid AS tid FROM {jobs}
+            WHERE status = 'pending' AND kind = l.kind AND priority = l.priority AND lane = l.lane
+              AND (run_at, id) > (l.start, l.start_id) AND NOT alone
+              AND (run_at, id) <= (least(l.until, {clock}()), coalesce(l.until_id, 9223372036854775807))
+            ORDER BY run_at, id
+            FOR UPDATE SKIP LOCKED
+            LIMIT CASE WHEN o.open < 0 THEN 0 WHEN o.open < l.quota THEN o.open ELSE l.quota END
+        ) j
+        WHERE l.kind = k.kind
+        LIMIT CASE WHEN k.open < 0 THEN 0 ELSE k.open END
+    ) d
+    LIMIT %(limit)s
+), due AS MATERIALIZED (
+    SELECT tid
+    FROM (SELECT *, row_number() OVER (PARTITION BY kind, lane ORDER BY place) AS number FROM found) f
+    WHERE open IS NULL OR number <= open
+), taken AS (
+    UPDATE {jobs}
+    SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
+        counted = true, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
+    WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
+    RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
+              metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
+                                   WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in
+), spent AS (
+    UPDATE {kinds} k
+    SET empty_at = greatest(r.empty_at, {clock}() - make_interval(secs => r.span)) + make_interval(secs => t.jobs / r.rate)
+    FROM room r
+    JOIN (SELECT kind, count(*) AS jobs FROM taken GROUP BY kind) t USING (kind)
+    WHERE k.kind = r.kind AND r.rate IS NOT NULL
+), spent_of_lanes AS (
+    INSERT INTO {lane_rates} AS l (kind, lane, empty_at)
+    SELECT t.kind, t.lane, {clock}() - make_interval(secs => r.lane_span) + make_interval(secs => t.jobs / r.lane_rate)
+    FROM room r
+    JOIN (SELECT kind, lane, count(*) AS jobs FROM taken GROUP BY kind, lane) t USING (kind)
+    WHERE r.lane_rate IS NOT NULL
+    ON CONFLICT (kind, lane) DO UPDATE
+    SET empty_at = EXCLUDED.empty_at + greatest('0', l.empty_at - ({clock}() - (
+        SELECT make_interval(secs => r.lane_span) FROM room r WHERE r.kind = l.kind
+    )))
+)
+SELECT * FROM taken
+
 -- name: claim_alone
 -- Take one job that may have killed its worker, for a trial with nothing new beside it. The state is tested through an
--- expression: before the first ANALYZE half of all jobs count as `alone`, and jobs_claim_idx would be walked whole.
+-- expression: before the first ANALYZE half of all jobs count as `alone`, and jobs_claim_idx would be walked whole. Of a
+-- kind with limits only where this transaction has locked its row; rates are no matter for the few that there are.
 WITH due AS MATERIALIZED (
-    SELECT ctid AS tid FROM {jobs}
+    SELECT ctid AS tid FROM {jobs} j
     WHERE alone AND status || '' = 'pending' AND kind = ANY(%(kinds)s::text[]) AND run_at <= {clock}()
+      AND NOT EXISTS (
+          SELECT FROM {kinds} k
+          WHERE k.kind IN (j.kind, '*')
+            AND (k.paused_at IS NOT NULL AND coalesce(k.paused_until > {clock}(), true)
+                 OR k.limited AND k.kind <> ALL(%(locked)s::text[])
+                 OR k.running_most <= (
+                     SELECT count(*) FROM {jobs} r WHERE r.counted AND r.status || '' = 'running' AND r.kind = j.kind
+                 )
+                 OR k.lane_running_most <= (
+                     SELECT count(*) FROM {jobs} r
+                     WHERE r.counted AND r.status || '' = 'running' AND r.kind = j.kind AND r.lane = j.lane
+                 ))
+      )
     ORDER BY run_at, id
     FOR UPDATE SKIP LOCKED
     LIMIT 1
 )
 UPDATE {jobs}
 SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
-    locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
+    counted = (kind = ANY(%(locked)s::text[])), locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
 WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
 RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
           metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
@@ -810,6 +940,15 @@ WITH given AS (
 )
 SELECT v.name, h.kind, r.slot, r.outcome, r.reason, r.job_id
 FROM moved v JOIN held h ON h.name = v.name LEFT JOIN recorded r ON r.schedule = v.name
+
+-- name: prune_lane_rates
+-- What is used up of a lane's rate says nothing once it has filled again.
+DELETE FROM {lane_rates} l
+WHERE NOT EXISTS (
+    SELECT FROM {kinds} k
+    WHERE k.kind = l.kind
+      AND l.empty_at > {clock}() - make_interval(secs => coalesce(k.lane_burst, ceil(k.lane_rate / 10)) / k.lane_rate)
+)
 
 -- name: prune_slots
 -- Slots that were decided long ago, schedule by schedule along the key. The last of each stays, for it is what list shows.

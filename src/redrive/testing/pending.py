@@ -172,10 +172,14 @@ class _Bench:
                 break
             plan = lanes.plan(AT_ONCE, lambda _kind: AT_ONCE, 0.0)
             taken = yield store.claim(holder, **plan.params())
+            if lanes.limits:
+                locked = yield store.lock_limits(self._schema, list(lanes.limits))
+                plan = lanes.plan(AT_ONCE, lambda _kind: AT_ONCE, 0.0, limited=True)
+                taken += yield store.claim_limited(holder, locked=locked, **plan.params())
             if not taken:
                 break
             jobs += taken
-        while taken := (yield store.claim_alone(holder, kinds=self._kinds)):
+        while taken := (yield store.claim_alone(holder, kinds=self._kinds, locked=[])):
             jobs += taken
         return sorted(jobs, key=lambda job: (job.priority, job.due, job.id))
 
