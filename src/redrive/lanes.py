@@ -181,6 +181,9 @@ class Lanes:
                 due_in = min(due_in, wait)
             else:
                 due = True
+        for key, lane in self._lanes.items():
+            if key not in firsts or firsts[key].run_at > last.run_at:
+                lane.due_since = float("inf")
         if self.heads_are_cheap:
             self._judge(took, 0, now)
         else:  # nothing that is visible comes before what was found, so there is nothing to walk over once more

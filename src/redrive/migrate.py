@@ -100,7 +100,9 @@ def demand_migrated(version: int, schema: str) -> None:
     if version == 0:
         raise NotMigrated(f'schema "{schema}" is not installed in this database: run `{command}`')
     if version < OLDEST_SCHEMA:
-        raise NotMigrated(f'schema "{schema}" is at version {version}, this redrive needs {OLDEST_SCHEMA}: run `{command}`')
+        raise NotMigrated(
+            f'schema "{schema}" is at version {version}, this redrive needs {OLDEST_SCHEMA}: run `{command}`'
+        )
 
 
 def _connected(dsn: str) -> psycopg.Connection[Any]:

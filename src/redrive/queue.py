@@ -17,6 +17,7 @@ from redrive.errors import InvalidOption, NoDatabase
 from redrive.handlers import HOUR, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
 from redrive.isolation import isolation as isolated
 from redrive.job import Enqueued, Job
+from redrive.kinds import Kinds
 from redrive.pool import Pool
 from redrive.schedules import Schedules
 from redrive.settings import load, unknown
@@ -47,6 +48,7 @@ class Queue:
         self.settings = load({"database_url": database_url, **settings})
         self.handlers = Handlers()
         self.schedules = Schedules(self)
+        self.kinds = Kinds(self)
         self._pool: Pool | None = None
 
     @property

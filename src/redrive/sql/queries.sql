@@ -941,6 +941,47 @@ WITH given AS (
 SELECT v.name, h.kind, r.slot, r.outcome, r.reason, r.job_id
 FROM moved v JOIN held h ON h.name = v.name LEFT JOIN recorded r ON r.schedule = v.name
 
+-- name: pause_kind
+INSERT INTO {kinds} AS k (kind, paused_at, paused_by, paused_reason, paused_until)
+VALUES (%(kind)s::text, {clock}(), %(by)s::text, %(reason)s::text, %(until)s::timestamptz)
+ON CONFLICT (kind) DO UPDATE
+SET paused_at = EXCLUDED.paused_at, paused_by = EXCLUDED.paused_by, paused_reason = EXCLUDED.paused_reason,
+    paused_until = EXCLUDED.paused_until, updated_at = {clock}()
+RETURNING kind, paused_at, paused_by, paused_reason, paused_until, coalesce(paused_until > {clock}(), true) AS paused,
+          running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+          (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+
+-- name: resume_kind
+UPDATE {kinds} k
+SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL, updated_at = {clock}()
+WHERE kind = %(kind)s::text AND paused_at IS NOT NULL
+RETURNING kind, paused_at, paused_by, paused_reason, paused_until, false AS paused,
+          running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+          (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+
+-- name: limit_kind
+-- What is used up of a rate goes with the rate that it was reckoned by.
+INSERT INTO {kinds} AS k (kind, running_most, rate, burst, lane_running_most, lane_rate, lane_burst)
+VALUES (%(kind)s::text, %(running)s::int, %(rate)s::float8, %(burst)s::int, %(lane_running)s::int, %(lane_rate)s::float8,
+        %(lane_burst)s::int)
+ON CONFLICT (kind) DO UPDATE
+SET running_most = EXCLUDED.running_most, rate = EXCLUDED.rate, burst = EXCLUDED.burst,
+    lane_running_most = EXCLUDED.lane_running_most, lane_rate = EXCLUDED.lane_rate, lane_burst = EXCLUDED.lane_burst,
+    empty_at = CASE WHEN k.rate = EXCLUDED.rate THEN k.empty_at END, updated_at = {clock}()
+RETURNING kind, paused_at, paused_by, paused_reason, paused_until,
+          paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true) AS paused,
+          running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+          (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+
+-- name: list_kinds
+SELECT kind, paused_at, paused_by, paused_reason, paused_until,
+       paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true) AS paused,
+       running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+       (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+FROM {kinds} k
+WHERE (paused_at IS NOT NULL OR limited) AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
+ORDER BY kind
+
 -- name: prune_lane_rates
 -- What is used up of a lane's rate says nothing once it has filled again.
 DELETE FROM {lane_rates} l

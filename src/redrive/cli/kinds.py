@@ -1,0 +1,219 @@
+"""``redrive pause``, ``resume``, ``limit`` and ``kinds``: what may start, and how much of it, in all workers at once."""
+
+from __future__ import annotations
+
+import getpass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli import screen
+from redrive.cli.exits import PROBLEM
+from redrive.cli.options import as_json, database, examples
+from redrive.cli.screen import Cell
+from redrive.cli.session import session
+from redrive.cli.times import When, after
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from redrive.kinds import Kind
+
+_PER = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class Rate(click.ParamType[float]):
+    """Starts in a span of time, as in ``10/s``, ``300/m``, ``1/h``."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the text as starts a second."""
+        number, _, span = str(value).partition("/")
+        try:
+            return float(number) / _PER[span.strip() or "s"]
+        except (ValueError, KeyError):
+            self.fail(f"{value!r}: give a rate like 10/s, 300/m or 1/h", param, ctx)
+
+
+@click.command(
+    short_help="Start no more jobs of a kind.",
+    epilog=examples(
+        "redrive pause send_email --reason 'the provider is down'",
+        "redrive pause export --until 2h",
+        "redrive pause --all --reason 'the database moves'",
+    ),
+)
+@click.argument("kind", required=False)
+@click.option("--all", "everything", is_flag=True, help="All kinds, those that come yet as well.")
+@click.option("--until", type=When(), metavar="TIME", help="It ends by itself then: 2h, 2030-01-31T09:00Z.")
+@click.option("--by", metavar="TEXT", help="Who (default: the user of the shell).")
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the kind is.")
+@as_json
+@database
+def pause(
+    *,
+    kind: str | None,
+    everything: bool,
+    until: Any,
+    by: str | None,
+    reason: str,
+    database_url: str | None,
+    schema: str | None,
+    as_json: bool,
+) -> None:
+    """Start no job of KIND from now on, in any worker. What runs goes on, and what is enqueued waits."""
+    with session(database_url, schema) as now:
+        row = now.queue.kinds.pause(
+            _one(kind, everything=everything),
+            by=by or _user(),
+            reason=reason,
+            until=after(until, now.now),
+            connection=now.conn,
+        )
+    _tell(row, now.now, as_json=as_json)
+
+
+@click.command(
+    short_help="Let jobs of a paused kind start again.",
+    epilog=examples(
+        "redrive resume send_email", "redrive resume --all      # ends the pause of all kinds, not of single ones"
+    ),
+)
+@click.argument("kind", required=False)
+@click.option("--all", "everything", is_flag=True, help="End the pause of all kinds.")
+@database
+def resume(*, kind: str | None, everything: bool, database_url: str | None, schema: str | None) -> None:
+    """Let jobs of KIND start again. Exit code 1 where it was not paused."""
+    name = _one(kind, everything=everything)
+    with session(database_url, schema) as now:
+        was = now.queue.kinds.resume(name, connection=now.conn)
+    called = "all kinds together" if everything else screen.clean(name)
+    click.echo(f"{called} resumed" if was else f"{called}: not paused")
+    if not was:
+        raise click.exceptions.Exit(PROBLEM)
+
+
+@click.command(
+    short_help="Set how much of a kind may run.",
+    epilog=examples(
+        "redrive limit export --running 2                  # two at once, in all workers together",
+        "redrive limit send_email --rate 10/s --burst 50",
+        "redrive limit webhook --lane-running 1 --lane-rate 60/m    # for each lane by itself",
+        "redrive limit export --none",
+    ),
+)
+@click.argument("kind")
+@click.option("--running", type=click.IntRange(1), metavar="N", help="Jobs at once.")
+@click.option("--rate", type=Rate(), metavar="N/SPAN", help="Starts: 10/s, 300/m, 1/h.")
+@click.option(
+    "--burst",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Starts at once after a pause (default: a tenth of a second's).",
+)
+@click.option("--lane-running", type=click.IntRange(1), metavar="N", help="As --running, for each lane by itself.")
+@click.option("--lane-rate", type=Rate(), metavar="N/SPAN", help="As --rate, for each lane by itself.")
+@click.option("--lane-burst", type=click.IntRange(1), metavar="N", help="As --burst, for each lane by itself.")
+@click.option("--none", "unlimited", is_flag=True, help="Take all limits away.")
+@as_json
+@database
+def limit(
+    *,
+    kind: str,
+    unlimited: bool,
+    database_url: str | None,
+    schema: str | None,
+    as_json: bool,
+    **limits: Any,
+) -> None:
+    """Set how much of KIND may run, in all workers together; these limits replace those that it has.
+
+    They hold from the next claim on. What is over a limit stays pending, and no other kind waits for it.
+    """
+    given = {name: value for name, value in limits.items() if value is not None}
+    if bool(given) == unlimited:
+        raise click.UsageError("which limits? Give --running, --rate or their --lane- forms; or --none for no limit")
+    with session(database_url, schema) as now:
+        row = now.queue.kinds.limit(kind, connection=now.conn, **given)
+    _tell(row, now.now, as_json=as_json)
+
+
+@click.command(
+    short_help="List what is paused or limited.",
+    epilog=examples("redrive kinds", "redrive kinds --json | jq '.[] | select(.paused)'"),
+)
+@as_json
+@database
+def kinds(*, database_url: str | None, schema: str | None, as_json: bool) -> None:
+    """List the kinds that are paused or have limits: by whom and why, how much may run, and how much does."""
+    with session(database_url, schema) as now:
+        rows = now.queue.kinds.list(connection=now.conn)
+    if as_json:
+        screen.document([vars(row) for row in rows])
+        return
+    if not rows:
+        screen.note("no kind is paused or limited")
+        return
+    lines: list[list[str | Cell]] = [
+        [
+            "(all)" if row.kind == "*" else row.kind,
+            Cell("paused", "yellow") if row.paused else "",
+            str(row.running),
+            _limits(row),
+            _why(row, now.now) if row.paused else "",
+        ]
+        for row in rows
+    ]
+    screen.table(("KIND", "STATE", "RUNNING", "LIMITS", "REMARK"), lines, right=("RUNNING",))
+
+
+def _one(kind: str | None, *, everything: bool) -> str:
+    from redrive.kinds import ALL
+
+    if (kind is None) != everything:
+        raise click.UsageError("which kind? Name one; or --all for all of them" if kind is None else "a KIND or --all")
+    return kind or ALL
+
+
+def _tell(row: Kind, now: datetime, *, as_json: bool) -> None:
+    if as_json:
+        screen.document(vars(row))
+        return
+    said = [_limits(row) or "no limits"] + ([_why(row, now)] if row.paused else [])
+    click.echo(screen.one_line(f"{'all kinds' if row.kind == '*' else row.kind}: {'; '.join(said)}"))
+
+
+def _limits(row: Kind) -> str:
+    said = []
+    for lane, most, rate, burst in (
+        ("", row.running_most, row.rate, row.burst),
+        (" a lane", row.lane_running_most, row.lane_rate, row.lane_burst),
+    ):
+        said += [f"{most} at once{lane}"] if most else []
+        said += [f"{_rate(rate)}{lane}" + (f", {burst} at once after a pause" if burst else "")] if rate else []
+    return "; ".join(said)
+
+
+def _rate(rate: float) -> str:
+    for span, seconds in _PER.items():
+        if rate * seconds >= 1 or span == "d":
+            return f"{rate * seconds:.6g}/{span}"
+    raise AssertionError
+
+
+def _why(row: Kind, now: datetime) -> str:
+    if row.paused_at is None:
+        return ""
+    by = f" by {row.paused_by}" if row.paused_by else ""
+    until = f", until {row.paused_until:%Y-%m-%d %H:%M:%S %Z}" if row.paused_until else ""
+    ago = screen.ago(row.paused_at, now) if now - row.paused_at > timedelta(seconds=1) else "now"
+    return f"paused {ago}{by}{until}" + (f": {row.paused_reason}" if row.paused_reason else "")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return ""

@@ -1,0 +1,191 @@
+"""What operators set for a kind: pauses and limits, in force at the next claim of every worker.
+
+A limit holds for all workers together. It counts what runs in the table, so nothing can leak; what is over it stays
+pending, at no cost to the other kinds. Everything is checked before it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from psycopg.rows import class_row
+
+from redrive import store
+from redrive.errors import InvalidOption
+from redrive.handlers import Handler
+from redrive.sql import spoken
+from redrive.statements import Statement
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
+
+    from redrive.schedules import Desk
+
+ALL = "*"
+"""Every kind, for a pause."""
+MOST = 2**31 - 1
+RATES = (1e-6, 1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What is set for a kind, and how much of it runs."""
+
+    kind: str
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_reason: str | None
+    paused_until: datetime | None
+    paused: bool
+    """Whether the pause is in force now: one that had an end may be over."""
+    running_most: int | None
+    rate: float | None
+    burst: int | None
+    lane_running_most: int | None
+    lane_rate: float | None
+    lane_burst: int | None
+    running: int
+    """Jobs of the kind that run, in all workers."""
+
+
+class Limits(TypedDict, total=False):
+    """How much of a kind may run; what isn't given is not limited."""
+
+    running: int
+    """Jobs at once, in all workers together."""
+    rate: float
+    """Starts a second, in all workers together."""
+    burst: int
+    """Starts at once after a pause; a tenth of *rate* unless given, and at least 1."""
+    lane_running: int
+    """As *running*, for each lane by itself: a tenant, a target."""
+    lane_rate: float
+    """As *rate*, for each lane by itself."""
+    lane_burst: int
+    """As *burst*, for each lane by itself."""
+
+
+Rows = list[Kind]  # within Kinds, list is its method
+
+
+class Kinds:
+    """The kinds of a queue: ``queue.kinds``. Each method has its twin for async code, ``..._async``."""
+
+    def __init__(self, queue: Desk) -> None:
+        self._queue = queue
+
+    def pause(
+        self,
+        kind: str | Handler[Any, Any] = ALL,
+        *,
+        by: str = "",
+        reason: str = "",
+        until: datetime | None = None,
+        connection: Connection[Any] | None = None,
+    ) -> Kind:
+        """Start no job of *kind*, or of any, until it is resumed or *until* has come; what runs goes on.
+
+        Raises:
+            InvalidOption: for an empty kind or a naive datetime.
+        """
+        return self._queue.ask(self._pause(kind, by, reason, until), connection)[0]
+
+    async def pause_async(
+        self,
+        kind: str | Handler[Any, Any] = ALL,
+        *,
+        by: str = "",
+        reason: str = "",
+        until: datetime | None = None,
+        connection: AsyncConnection[Any] | None = None,
+    ) -> Kind:
+        """Pause a kind from async code; see :meth:`pause`."""
+        return (await self._queue.ask_async(self._pause(kind, by, reason, until), connection))[0]
+
+    def resume(self, kind: str | Handler[Any, Any] = ALL, *, connection: Connection[Any] | None = None) -> bool:
+        """Let jobs of *kind* start again; gives whether it was paused. A pause of all kinds is one of its own."""
+        return bool(self._queue.ask(self._said("resume_kind", kind), connection))
+
+    async def resume_async(
+        self, kind: str | Handler[Any, Any] = ALL, *, connection: AsyncConnection[Any] | None = None
+    ) -> bool:
+        """Resume a kind from async code; see :meth:`resume`."""
+        return bool(await self._queue.ask_async(self._said("resume_kind", kind), connection))
+
+    def limit(
+        self,
+        kind: str | Handler[Any, Any],
+        *,
+        connection: Connection[Any] | None = None,
+        **limits: Unpack[Limits],
+    ) -> Kind:
+        """Set the limits of *kind* to these, and no others: without any, it has none.
+
+        Raises:
+            InvalidOption: naming the value and the remedy.
+        """
+        return self._queue.ask(self._limit(kind, limits), connection)[0]
+
+    async def limit_async(
+        self,
+        kind: str | Handler[Any, Any],
+        *,
+        connection: AsyncConnection[Any] | None = None,
+        **limits: Unpack[Limits],
+    ) -> Kind:
+        """Set the limits of a kind from async code; see :meth:`limit`."""
+        return (await self._queue.ask_async(self._limit(kind, limits), connection))[0]
+
+    def list(self, *, connection: Connection[Any] | None = None) -> Rows:
+        """List the kinds for which something is set."""
+        return self._queue.ask(self._said("list_kinds", None), connection)
+
+    async def list_async(self, *, connection: AsyncConnection[Any] | None = None) -> Rows:
+        """List the kinds for which something is set, from async code."""
+        return await self._queue.ask_async(self._said("list_kinds", None), connection)
+
+    def _pause(self, kind: str | Handler[Any, Any], by: str, reason: str, until: datetime | None) -> Statement[Kind]:
+        if until is not None and until.tzinfo is None:
+            raise InvalidOption(f"until is {until!r}: give it a timezone")
+        return self._said("pause_kind", kind, by=by or None, reason=reason or None, until=until)
+
+    def _limit(self, kind: str | Handler[Any, Any], limits: Limits) -> Statement[Kind]:
+        given: dict[str, Any] = dict.fromkeys(Limits.__annotations__) | dict(limits)
+        if unknown := given.keys() - Limits.__annotations__.keys():
+            raise TypeError(f"limit() has no option {min(unknown)!r}")
+        for name in ("running", "burst", "lane_running", "lane_burst"):
+            given[name] = _count(given[name], name)
+        for name in ("rate", "lane_rate"):
+            given[name] = _rate(given[name], name)
+        for rate, burst in (("rate", "burst"), ("lane_rate", "lane_burst")):
+            if given[burst] is not None and given[rate] is None:
+                raise InvalidOption(f"{burst} is {given[burst]!r} without a {rate}: give both")
+        if _name(kind) == ALL and any(value is not None for value in given.values()):
+            raise InvalidOption("all kinds can be paused together, but each has limits of its own: name one")
+        return self._said("limit_kind", kind, **given)
+
+    def _said(self, statement: str, kind: str | Handler[Any, Any] | None, **params: Any) -> Statement[Kind]:
+        said = {"kind": None if kind is None else _name(kind), **params}
+        return Statement(spoken(statement, self._queue.schema), class_row(Kind), said)
+
+
+def _name(kind: str | Handler[Any, Any]) -> str:
+    return store.name(kind.kind if isinstance(kind, Handler) else kind, "kind")
+
+
+def _count(value: Any, name: str) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST):
+        raise InvalidOption(f"{name} is {value!r}: must be a whole number from 1; to stop a kind, pause it")
+    return value
+
+
+def _rate(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not RATES[0] <= value <= RATES[1]:
+        raise InvalidOption(f"{name} is {value!r}: must be a number of starts a second over 0, such as 10 or 0.5")
+    return float(value)
