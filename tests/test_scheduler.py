@@ -553,9 +553,9 @@ def tick(payload):
 """
 
 
-def prove(db: str, conn: psycopg.Connection, start_worker: Any, seconds: int, kill_every: float) -> None:
-    """Five workers, a schedule each second, a worker killed now and then: each second's slot once."""
-    workers = [start_worker(APP) for _ in range(5)]
+def prove(conn: psycopg.Connection, start_worker: Any, seconds: int, kill_every: float, workers: int = 5) -> None:
+    """So many workers, a schedule each second, a worker killed now and then: each second's slot once."""
+    alive = [start_worker(APP) for _ in range(workers)]
     wait_for(lambda: conn.execute("select count(*) from redrive.schedule_slots").fetchone()[0], 30)
     first = slots(conn, "tick")[-1].slot + timedelta(seconds=1)
     last = first + timedelta(seconds=seconds - 1)
@@ -566,10 +566,10 @@ def prove(db: str, conn: psycopg.Connection, start_worker: Any, seconds: int, ki
         wait_for(due, kill_every + 5)
         if time.monotonic() >= kill_at:
             kill_at += kill_every
-            victim = workers.pop(0)
+            victim = alive.pop(0)
             os.kill(victim.pid, signal.SIGKILL)
             killed += 1
-            workers.append(start_worker(APP))
+            alive.append(start_worker(APP))
     wait_for(lambda: slots(conn, "tick")[-1].slot > last, 30)
     found = [slot for slot in slots(conn, "tick") if first <= slot.slot <= last]
     assert [slot.slot for slot in found] == [first + timedelta(seconds=n) for n in range(seconds)]
@@ -586,5 +586,22 @@ def prove(db: str, conn: psycopg.Connection, start_worker: Any, seconds: int, ki
 def test_of_five_workers_that_are_killed_one_by_one_no_slot_is_lost_or_doubled_ct_04_ct_06(
     db, conn, start_worker, server_log
 ):
-    prove(db, conn, start_worker, 8, 2)
+    prove(conn, start_worker, 8, 2)
     assert [line for line in server_log.errors() if "terminating connection" not in line] == []
+
+
+@pytest.mark.proof
+def test_of_five_workers_sixty_slots_and_a_kill_every_five_seconds_none_is_lost_or_doubled(
+    db, conn, start_worker, server_log
+):
+    """The bar: five workers, a schedule every second for 60 s with a SIGKILL every 5 s."""
+    prove(conn, start_worker, 60, 5)
+    assert [line for line in server_log.errors() if "terminating connection" not in line] == []
+
+
+@pytest.mark.proof
+def test_killed_in_the_second_in_which_a_slot_is_due_twenty_times_no_slot_is_lost_or_doubled_ct_06(
+    db, conn, start_worker, server_log
+):
+    """A crash between the advance and the enqueue, if there were such a place."""
+    prove(conn, start_worker, 30, 1.5, workers=3)
