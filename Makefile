@@ -64,6 +64,11 @@ chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none
 chaos-long: ## The same for an hour
 	@$(MAKE) --no-print-directory chaos CHAOS_SECONDS=3600
 
+.PHONY: schedules-proof
+schedules-proof: $(VENV)/.dev ## Every zone for 400 days; five workers, a slot a second and kills: none lost or doubled; pg_cron
+	$(BIN)/python -m pytest -rP -m proof -n $(JOBS) -o faulthandler_timeout=900 \
+	  tests/test_timetable.py tests/test_scheduler.py tests/test_pg_cron.py
+
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo
 
