@@ -60,7 +60,7 @@ class Settings:
     retain_slots: float = 7 * DAY
     """How long it is kept what became of each slot of a schedule; 0 keeps it for ever."""
     schedule_grace: float = 900.0
-    """How long a schedule that was removed from the code still runs, in case a worker is about to start that has it."""
+    """How long a schedule still runs that no live worker has in its code any more; three minutes at the least."""
     archive: bool = False
     """Move what has outlived its retention to jobs_archive instead of deleting it."""
     exit_on_db_loss: float = 0.0

@@ -698,8 +698,9 @@ WITH seen AS (
         ORDER BY name FOR NO KEY UPDATE SKIP LOCKED))
     RETURNING name
 ), active AS MATERIALIZED (
-    SELECT s.*, s.waiting_slot IS NOT NULL AND NOT EXISTS (
-               SELECT FROM {jobs} j WHERE j.id = s.last_job_id AND j.status || '' IN ('pending', 'running')) AS may_go_on
+    SELECT s.*, s.waiting_slot IS NOT NULL AND (
+               SELECT j.id FROM {jobs} j WHERE j.id = s.last_job_id AND j.status || '' IN ('pending', 'running') LIMIT 1
+           ) IS NULL AS may_go_on -- a lookup a row, as in cancel_requests
     FROM {schedules} s
     WHERE s.paused_at IS NULL AND s.disabled_at IS NULL AND s.ended_at IS NULL AND (s.problem IS NULL OR %(everything)s)
 )
@@ -770,7 +771,7 @@ WITH given AS (
     LEFT JOIN LATERAL (
         SELECT id, status FROM {jobs} WHERE id = h.last_job_id AND status || '' IN ('pending', 'running') LIMIT 1
     ) b ON true
-    WHERE NOT EXISTS (SELECT FROM {slots} x WHERE x.schedule = o.name AND x.slot = o.slot)
+    WHERE (SELECT x.slot FROM {slots} x WHERE x.schedule = o.name AND x.slot = o.slot LIMIT 1) IS NULL
 ), judged AS MATERIALIZED (
     SELECT w.*,
            NOT starts AND reason IS NULL AND overlap = 'queue one' AND row_number() OVER (
