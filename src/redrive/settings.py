@@ -15,6 +15,7 @@ from redrive.text import storable
 
 DAY = 86_400.0
 PREFIX = "REDRIVE_"
+SHORTEST_LEASE = 1.0
 LONGEST_NAME = 63
 """Bytes of an identifier in Postgres."""
 
@@ -95,6 +96,14 @@ class Settings:
         ):
             if not getattr(self, name) >= 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must not be negative")
+        self._demand_three_beats()
+
+    def _demand_three_beats(self) -> None:
+        if self.lease < SHORTEST_LEASE:
+            raise InvalidOption(
+                f"lease is {self.lease:g} s: must be at least {SHORTEST_LEASE:g} s, or a living worker is taken for "
+                "dead whenever the database is slow to answer"
+            )
         if self.heartbeat > self.lease / 3 + 1e-9:
             raise InvalidOption(
                 f"heartbeat is {self.heartbeat:g} s and lease {self.lease:g} s: a lease must see three beats; "

@@ -427,7 +427,8 @@ WHERE h.locked_by ~ %(own_name)s AND NOT EXISTS (SELECT FROM {workers} w WHERE w
 -- Take back the jobs of workers that are gone. One statement, safe on every worker at once: the row of a silent worker
 -- is locked, so a beat that comes at this instant waits and finds its jobs gone; a job that ended or was claimed anew
 -- meanwhile no longer matches. Holders without a row: ours (told by the shape of the name) when the caller has missed
--- the row for a lease (:orphaned), strangers by the age of the lock, as in the tutorial.
+-- the row for a lease (:orphaned), strangers by the age of the lock, as in the tutorial. A time more than a day ahead,
+-- infinity too, is no sign of life: nothing would ever be younger.
 --
 -- The judge's own row must be fresh: a statement that was sent before the server froze is carried out after, when nobody
 -- has been heard.
@@ -457,11 +458,15 @@ WITH RECURSIVE holders AS (
           AND (h.locked_by !~ %(own_name)s OR h.locked_by = ANY(%(orphaned)s::text[]))
     ) gone
     JOIN {jobs} j ON j.status = 'running' AND j.locked_by = gone.holder
-    WHERE gone.age = interval '0' OR coalesce(j.locked_at, j.updated_at) < {clock}() - gone.age
+    WHERE gone.age = interval '0' OR coalesce(
+              CASE WHEN j.locked_at < {clock}() + interval '1 day' THEN j.locked_at END,
+              CASE WHEN j.updated_at < {clock}() + interval '1 day' THEN j.updated_at END, '-infinity') < {clock}() - gone.age
     UNION ALL
     SELECT id, claims, locked_by FROM {jobs}
     WHERE status = 'running' AND locked_by IS NULL
-      AND coalesce(locked_at, updated_at) < {clock}() - make_interval(secs => %(foreign_age)s::float8)
+      AND coalesce(CASE WHEN locked_at < {clock}() + interval '1 day' THEN locked_at END,
+                   CASE WHEN updated_at < {clock}() + interval '1 day' THEN updated_at END, '-infinity')
+          < {clock}() - make_interval(secs => %(foreign_age)s::float8)
 ), orphans AS MATERIALIZED (
     SELECT j.id, j.kind, j.attempts, j.key, j.expires_at, j.claims, j.crashes, j.alone, j.locked_by,
            j.cancel_requested_at, j.locked_by ~ %(own_name)s AS ours
