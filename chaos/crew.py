@@ -160,9 +160,7 @@ class Crew:
         paths = [slot.path, str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH")]
         env |= slot.env | {
             "DATABASE_URL": slot.dsn,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [slot.path, str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH")])
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "CHAOS_LEDGER": str(self._notes),
             "CHAOS_SLOT": slot.name,
             "CHAOS_DIRECT": self._direct,
