@@ -399,6 +399,10 @@ SELECT pg_backend_pid() AS pid, coalesce(current_setting('redrive.session', true
        current_setting('default_transaction_isolation') AS isolation,
        current_setting('server_encoding') AS encoding
 
+-- name: spell
+-- Fails where the database's encoding has no letters for the text.
+SELECT %(text)s::text AS text
+
 -- name: end_last_session
 -- The session before this one, if it is still there; the name guards against a process id that has come round again.
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
