@@ -14,7 +14,7 @@ WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test model lint format types imports check contract plans bench bench-page soak sweep chaos chaos-long bench-peers demo clean
+.PHONY: help setup test model matrix lint format types imports check contract plans bench bench-page soak sweep chaos chaos-long chaos-peers bench-peers demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ model: $(VENV)/.dev ## Try the state machine against its model, thousands of exa
 	$(BIN)/python -m pytest $(or $(TESTS),tests/test_model.py) -o faulthandler_timeout=0 \
 	  --hypothesis-profile=model --hypothesis-seed=$$seed
 
+matrix: $(VENV)/.dev ## Run the promises on every Postgres, Python and setting: make matrix ARGS="--postgres 12,18"
+	$(BIN)/python -m tests.matrix $(ARGS)
+
 contract: $(VENV)/.dev ## Run the tutorial's SQL, word for word, where its script lies beside the checkout
 	@if [ -f $(CONTRACT) ]; then $(BIN)/python -m redrive.dev_server -- $(BIN)/python $(CONTRACT); \
 	else echo "contract: skipped, no $(CONTRACT)"; fi
@@ -63,6 +66,14 @@ chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none
 
 chaos-long: ## The same for an hour
 	@$(MAKE) --no-print-directory chaos CHAOS_SECONDS=3600
+
+chaos-peers: $(VENV)/.dev ## The same faults, cut down, for two other job queues: results go to chaos/peers.json
+	$(BIN)/python -m chaos.peers --out chaos/peers.json $(ARGS)
+
+.PHONY: schedules-proof
+schedules-proof: $(VENV)/.dev ## Every zone for 400 days; five workers, a slot a second and kills: none lost or doubled; pg_cron
+	$(BIN)/python -m pytest -rP -m proof -n $(JOBS) -o faulthandler_timeout=900 \
+	  tests/test_timetable.py tests/test_scheduler.py tests/test_pg_cron.py
 
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo

@@ -113,6 +113,9 @@ def run(seed: int, seconds: float, stopping: threading.Event, keep: Path | None)
         watch = threading.Thread(target=show, args=(producers, conductor, over), daemon=True)
         try:
             crew.start()
+            with stage.connect() as conn:
+                heard_of = "SELECT count(*) FROM redrive.workers"
+                crew.muster(lambda: int((conn.execute(heard_of).fetchone() or [0])[0]))
             producers.start()
             watch.start()
             conductor.run(stopping)

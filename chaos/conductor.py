@@ -47,6 +47,7 @@ class Conductor:
 
     def run(self, stopping: threading.Event) -> None:
         """Go through the plan until its end, the end of the time, or until told to stop; all faults are lifted then."""
+        self._began = time.monotonic()
         for fault in self._plan:
             if stopping.wait(max(0.0, fault.at - (time.monotonic() - self._began))):
                 break

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +69,21 @@ class Crew:
     def start(self) -> None:
         """Fill the slots."""
         self._keeper.start()
+
+    def muster(self, beating: Callable[[], int]) -> None:
+        """Wait until a worker of every slot has been heard.
+
+        Raises:
+            RuntimeError: with the last words of the one that ended instead.
+        """
+        end = time.monotonic() + 60
+        while beating() < len(self.slots):
+            for slot in self.slots:
+                log = self._notes / f"worker-{slot.name}.log"
+                if time.monotonic() > end or (slot.process is not None and slot.process.poll()):
+                    said = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+                    raise RuntimeError(f"worker {slot.name} did not start: {said}")
+            time.sleep(0.05)
 
     def up(self) -> list[Slot]:
         """List the slots whose worker runs and is not frozen."""
@@ -141,9 +157,10 @@ class Crew:
 
     def _start(self, slot: Slot) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "REDRIVE_"))}
+        paths = [slot.path, str(ROOT / "src"), str(ROOT), env.get("PYTHONPATH")]
         env |= slot.env | {
             "DATABASE_URL": slot.dsn,
-            "PYTHONPATH": os.pathsep.join(filter(None, [slot.path, str(ROOT / "src"), str(ROOT)])),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "CHAOS_LEDGER": str(self._notes),
             "CHAOS_SLOT": slot.name,
             "CHAOS_DIRECT": self._direct,

@@ -111,7 +111,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--systems", default=",".join(SYSTEMS))
-    parser.add_argument("--out", type=Path, help="where the results go, as JSON: chaos/peers.json")
+    parser.add_argument(
+        "--out", type=Path, help="where the results go, as JSON: chaos/peers.json, which the report shows"
+    )
     given = parser.parse_args()
     faults = [fault for fault in plan(given.seed, given.seconds * 2) if fault.name in FAULTS]
     faults = [fault for fault in faults if fault.at < given.seconds]

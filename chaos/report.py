@@ -7,8 +7,9 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
-from chaos import crew, producers
+from chaos import beside, crew, producers
 from chaos.invariants import INVARIANTS
 from chaos.plan import GRAND, SMALL
 from chaos.verdict import BARS, Verdict
@@ -109,6 +110,9 @@ def report(verdict: Verdict, how: Circumstances) -> str:
         "\n## Settings\n",
         table(("", ""), settings(how)),
     ]
+    if results := beside.told():
+        parts += ["\n## Beside its peers", beside.words(results), table(beside.HEAD, beside.rows(results)), ""]
+        parts += [table(("", "recovery", "states of the jobs at the end"), beside.settings(results))]
     if how.missing:
         parts += ["\n## What could not be had, so was not done\n", table(("what", "why"), how.missing.items())]
     return "\n".join(parts) + "\n"
@@ -118,8 +122,8 @@ def faults(verdict: Verdict) -> ROWS:
     """Give a row a fault."""
     times = Counter(struck.fault.name for struck in verdict.struck if not struck.skipped)
     for name in [*SMALL, *GRAND]:
-        took = sorted(verdict.recovery.get(name, []))
-        p50, most = (f"{took[len(took) // 2]:.1f}", f"{took[-1]:.1f}") if took else ("", "")
+        took = verdict.recovery.get(name, [])
+        p50, most = (f"{median(took):.1f}", f"{max(took):.1f}") if took else ("", "")
         yield name, TOLD[name], times[name], p50, most, f"{BARS[name]:g}" if name in BARS else ""
 
 

@@ -32,7 +32,12 @@ SETTINGS = {
     "log_line_prefix": "%m [%p] %d %a ",  # support.ServerLog reads the database's name from it
     "max_connections": "300",
     "max_prepared_transactions": "10",
+    # of make matrix
+    **dict([os.environ["MATRIX_SETTINGS"].split("=", 1)] if "MATRIX_SETTINGS" in os.environ else []),
 }
+
+# `make matrix` lets the workers go through a pooler
+WORKERS_DATABASE = "pgbouncer" if os.environ.get("MATRIX_POOLER") else "db"
 
 # a crash of the server must not lose what it has confirmed
 LASTING = {"synchronous_commit": "on"}
@@ -128,13 +133,13 @@ def start_worker(
     directory = tmp_path_factory.mktemp("worker")
 
     def start(app: str, *flags: str, env: dict[str, str] | None = None, dsn: str | None = None) -> support.Worker:
-        url = dsn or request.getfixturevalue("db")
+        url = dsn or request.getfixturevalue(WORKERS_DATABASE)
         worker = support.Worker(app, flags, {**os.environ, "DATABASE_URL": url, **(env or {})}, directory)
         workers.append(worker)
         return worker
 
     if "db" in request.fixturenames:  # made first, so dropped after the workers are gone
-        request.getfixturevalue("db")
+        request.getfixturevalue(WORKERS_DATABASE)
     yield start
     for worker in workers:
         worker.kill()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row, namedtuple_row
 
-from redrive import Queue
+from redrive import Queue, store
 from redrive.events import Event, subscribe
 from redrive.job import EPOCH, ClaimedJob, Holder
+from redrive.lanes import HEAD, Lane, Plan
+from redrive.statements import Statement
 from redrive.worker import Worker
 from support import wait_for
 
@@ -45,6 +47,13 @@ def claimed(kind: str = "k", payload: str = "{}", *, holder: Holder | None = Non
     holder = Holder("here:1:abcdef", "redrive") if holder is None else holder
     *plain, alone, reclaims = row.values()
     return ClaimedJob.on_trial(holder, [*plain, reclaims]) if alone else ClaimedJob(holder, plain)
+
+
+def claim_of(holder: Holder, lanes: Iterable[tuple[str, int, str]], quota: int, limit: int) -> Statement[ClaimedJob]:
+    """Claim from the heads of *lanes* as a worker does, at most *quota* jobs of each."""
+    known = [Lane(*lane) for lane in lanes]
+    plan = Plan(known, [quota] * len(known), [HEAD] * len(known), limit)
+    return store.claim(holder, **plan.params())
 
 
 def drain(queue: Queue, **settings: Any) -> None:

@@ -26,7 +26,7 @@ from redrive.outcome import Died, Finished, Retried, parameters
 from redrive.reaper import OWN_NAME
 from redrive.statements import Statement, as_array, named, numbered, run
 from support import wait_for
-from support_engine import claimed
+from support_engine import claim_of, claimed
 
 W1, W2 = "here:1:aaaaaa", "here:2:bbbbbb"
 LEASE, FOREIGN = 30.0, 600.0
@@ -62,8 +62,7 @@ def succeed(*ids: int) -> Step:
 
 
 def claim(_: list[Any]) -> Statement[Any]:
-    lanes = {"kinds": ["k"], "priorities": [5], "lanes": [""], "quotas": [9], "marks": ["-infinity"], "mark_ids": [0]}
-    return store.claim(Holder(W2, "redrive"), **lanes, limit=9)
+    return claim_of(Holder(W2, "redrive"), [("k", 5, "")], 9, 9)
 
 
 def reap(orphaned: list[Any]) -> Statement[Any]:

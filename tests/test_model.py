@@ -34,7 +34,7 @@ from redrive.job import FINISHED, STATES, Holder
 from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Retried, Snoozed, Succeeded, parameters
 from redrive.reaper import OWN_NAME
 from redrive.statements import Statement, as_array, named, numbered, run
-from support_engine import claimed
+from support_engine import claim_of, claimed
 
 KINDS = ("mail", "pdf")
 LANES = [(kind, priority, lane) for priority in (1, 5) for kind in KINDS for lane in ("", "tenant")]
@@ -225,16 +225,7 @@ class JobsTable(RuleBasedStateMachine):
 
     @rule(worker=workers, quota=st.integers(1, 3), limit=st.integers(1, 4))
     def claim(self, worker, quota, limit):
-        count = len(LANES)
-        params = {
-            "kinds": [kind for kind, _, _ in LANES],
-            "priorities": [priority for _, priority, _ in LANES],
-            "lanes": [lane for _, _, lane in LANES],
-            "quotas": [quota] * count,
-            "marks": ["-infinity"] * count,
-            "mark_ids": [0] * count,
-        }
-        now, jobs = self.say(store.claim(Holder(worker, "redrive"), **params, limit=limit))
+        now, jobs = self.say(claim_of(Holder(worker, "redrive"), LANES, quota, limit))
         self._claimed(now, jobs, self.model.claimable(now, LANES, quota, limit), worker)
 
     @rule(worker=workers)

@@ -293,3 +293,13 @@ def test_a_judge_that_has_not_been_heard_itself_is_no_judge(conn):
     verdict = {"own_name": OWN_NAME, "judge": JUDGE, "orphaned": [], "lease": LEASE, "foreign_age": 3600}
     assert run(conn, named("reap_jobs", "redrive", max_crashes=3, **verdict)) == []
     assert [one.id for one in reap(conn)] == [job]
+
+
+@pytest.mark.parametrize("holder", ["node-7", None])
+@pytest.mark.parametrize("when", ["infinity", "9999-01-01 00:00+00", "-infinity"])
+def test_a_strangers_lock_that_was_never_taken_is_no_sign_of_life(conn, db, holder, when):
+    """CR-02: whatever stands in locked_at, its worker has a row that nobody will ever write again."""
+    job = insert(conn, "known", status="running", locked_by=holder, locked_at=when, updated_at="infinity")
+    orphaned = {"orphaned": [], "lease": 30.0, "foreign_age": 600.0}
+    [reaped] = run(conn, named("reap_jobs", "redrive", own_name=OWN_NAME, judge="", max_crashes=3, **orphaned))
+    assert (reaped.id, reaped.status) == (job, "pending")

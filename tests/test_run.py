@@ -15,8 +15,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from redrive import ClaimedJob, Discard, Queue, Retry, Snooze, backoff
+import support
+from redrive import ClaimedJob, Discard, InvalidOption, Queue, Retry, Snooze, backoff
 from redrive.errors import Dead
+from redrive.migrate import migrate
 from support_engine import drain, due_now, history, plain_insert, row, rows, states, until_state, working
 
 SOON = backoff.fixed(0.1)
@@ -819,3 +821,23 @@ class TestIdempotency:
             _until(lambda: states(conn) == {"dead": 3})
         assert [len(each) for each in keys.values()] == [3, 3, 3]
         assert len({key for each in keys.values() for key in each}) == 3
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("größe", False), ("大", True)])
+def test_a_kind_that_the_database_cannot_spell_is_refused_at_the_start(server_url, kind, refused):
+    """PE-02: a database in LATIN1; every claim would fail over it."""
+    with support.database(server_url, "template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'") as dsn:
+        migrate(dsn)
+        queue = Queue(dsn)
+        queue.handler("plain")(lambda payload: None)
+        queue.handler(kind)(lambda payload: None)
+        queue.enqueue("plain")
+        if refused:
+            with pytest.raises(InvalidOption, match=r"大.*LATIN1.*UTF8"):
+                queue.run(once=True)
+        else:
+            queue.run(once=True)
+        queue.close()
+        with psycopg.connect(dsn) as conn:
+            found = conn.execute("select status from redrive.jobs").fetchone()
+        assert found == ("pending" if refused else "succeeded",)

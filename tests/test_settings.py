@@ -150,3 +150,10 @@ def test_a_schema_that_postgres_would_cut_or_refuse_is_refused_first(schema):
 def test_passwords_are_not_shown():
     shown = repr(load({"database_url": "postgresql://u:hunter2@h/d", "listen_dsn": "postgresql://u:hunter2@h/d"}, {}))
     assert "hunter2" not in shown
+
+
+@pytest.mark.parametrize("lease", ["1ms", "0.99", 0.5])
+def test_a_lease_too_short_for_any_database_is_refused(lease):
+    """CR-06: a worker that lives would be taken for dead."""
+    with pytest.raises(InvalidOption, match="lease is .* at least 1 s"):
+        load({"lease": lease})

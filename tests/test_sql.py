@@ -225,10 +225,12 @@ def test_a_trigger_enqueues_in_the_transaction_of_its_row(conn, server_log):
 def test_callers_that_race_for_a_key_at_the_door_all_get_the_one_job(db, server_log):
     def race(number: int) -> list[int]:
         with psycopg.connect(db, autocommit=True) as conn:
+            conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             found = []
             for turn in range(20):
                 start.wait(20)
-                found.append(enqueue(conn, "'mail', key => %s", f"k{turn}"))
+                with conn.transaction():
+                    found.append(enqueue(conn, "'mail', key => %s", f"k{turn}"))
             return found
 
     start = threading.Barrier(6)

@@ -29,6 +29,7 @@ SETTINGS = {"max_connections": "200", "shared_buffers": "256MB", "max_wal_size":
 INSTALLED = ("usr/lib/postgresql/{}/bin", "usr/pgsql-{}/bin", "opt/homebrew/opt/postgresql@{}/bin")
 # Prebuilt servers on npm, for a major that isn't installed.
 PREBUILT = {
+    12: "12.22.0-beta.15",
     13: "13.23.0-beta.16",
     14: "14.23.0-beta.17",
     15: "15.18.0-beta.17",

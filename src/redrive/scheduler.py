@@ -7,9 +7,11 @@ handler that blocks the event loop holds up no schedule; hence each statement pa
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 60.0
 """Seconds between two looks where nothing is due: a change is told by NOTIFY, and this is for those who can't hear."""
+SHORTEST_GRACE = 3 * LOOK_EVERY
+"""A worker says with each look what it has in its code."""
 NOT_THERE_EVERY = 300.0
 JITTER = 0.05
 """Seconds after a slot within which the workers look: the first has mostly advanced it when the others do."""
@@ -62,7 +66,7 @@ class Scheduler(Service):
         """Whether nothing was left to do after the last tick."""
         self._looked = False
         self._control = control
-        self._grace = settings.schedule_grace
+        self._grace = max(settings.schedule_grace, SHORTEST_GRACE)
         self._definitions = tuple(definitions)
         self._mine: list[str] = []
         self._registered = self._lack_told = False
@@ -109,17 +113,17 @@ class Scheduler(Service):
 
     async def _look(self) -> list[Any]:
         everything = not self._looked
-        rows = await self._control.run(
-            named(
-                "look_at_schedules",
-                self._control.schema,
-                mine=self._mine,
-                judge=time.monotonic() - self._up_since >= self._grace,
-                grace=self._grace,
-                everything=everything,
-                most=EVERYTHING if everything else MOST,
-            )
+        statement = named(
+            "look_at_schedules",
+            self._control.schema,
+            mine=self._mine,
+            judge=time.monotonic() - self._up_since >= self._grace,
+            grace=self._grace,
+            everything=everything,
+            most=EVERYTHING if everything else MOST,
         )
+        # Binary, here and below: times and intervals as text have the style that the database is set to.
+        rows = await self._control.run(replace(statement, binary=True))
         for name in rows[0].disabled or ():
             _log.warning("schedule %s is disabled: no live worker has had it in its code for %g s", name, self._grace)
         return rows
@@ -133,6 +137,7 @@ class Scheduler(Service):
         for row in rows:
             if row.name is None:  # of a look that found nothing due
                 continue
+            await asyncio.sleep(0)  # the heartbeat's turn: a thousand missed slots are some tenths of a second
             try:
                 table = timetable(row.cron, row.every, row.at, row.timezone, row.anchor)
             except InvalidOption as error:
@@ -144,13 +149,13 @@ class Scheduler(Service):
             else:
                 # Also one that has its plan, at the first look: the rules of its zone may have changed since.
                 plans.append((row, row.at or table.next(now), None))
-        await self._plan(plans)
-        lost = await self._advance(due)
+        lost = await self._plan(plans)
+        lost = await self._advance(due) or lost
         following = [plan[1] for plan in plans] + [each.following for each in due]
         ahead += [(slot - now).total_seconds() for slot in following if slot is not None]
         if lost or rows[0].waiting or not self._registered:
             ahead.append(SOON)
-        if len(rows) >= MOST and self._looked:
+        elif len(rows) >= MOST and self._looked:
             return 0.0
         return max(0.0, min(ahead)) + random.uniform(0.0, JITTER)
 
@@ -163,12 +168,13 @@ class Scheduler(Service):
             return Due(row, [], row.next_run_at)
         return None
 
-    async def _plan(self, plans: list[tuple[Any, datetime | None, str | None]]) -> None:
+    async def _plan(self, plans: list[tuple[Any, datetime | None, str | None]]) -> bool:
+        """Write when the next slots are; gives whether some were another's to write."""
         changed = [
             (row, following, why) for row, following, why in plans if (following, why) != (row.next_run_at, row.problem)
         ]
         if not changed:
-            return
+            return False
         written = await self._control.run(
             named(
                 "plan_schedules",
@@ -182,24 +188,24 @@ class Scheduler(Service):
         for row, _, why in changed:
             if why and row.name in mine:
                 emit(ScheduleBroken(worker=self.database.worker, schedule=row.name, problem=why))
+        return len(mine) < len(changed)
 
     async def _advance(self, due: list[Due]) -> bool:
         """Write the slots and their jobs; gives whether some were another's to write."""
         lost = False
         for batch in _batches(due):
             flat = [(each.row.name, *one) for each in batch for one in each.owed]
-            rows = await self._control.run(
-                named(
-                    "advance_schedules",
-                    self._control.schema,
-                    **_seen([each.row for each in batch]),
-                    nexts=[each.following for each in batch],
-                    slot_names=[one[0] for one in flat],
-                    slots=[one[1] for one in flat],
-                    reasons=[one[2] for one in flat],
-                    late=[one[3] for one in flat],
-                )
+            statement = named(
+                "advance_schedules",
+                self._control.schema,
+                **_seen([each.row for each in batch]),
+                nexts=[each.following for each in batch],
+                slot_names=[one[0] for one in flat],
+                slots=[one[1] for one in flat],
+                reasons=[one[2] for one in flat],
+                late=[one[3] for one in flat],
             )
+            rows = await self._control.run(replace(statement, binary=True))
             lost = lost or {row.name for row in rows} != {each.row.name for each in batch}
             for row in rows:
                 self._tell(row)

@@ -7,7 +7,7 @@ the code is the code's to define and an operator's to pause; one that was added 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
@@ -276,7 +276,7 @@ class Schedules:
     # -- how
 
     def _add(self, made: Definition) -> Steps[Schedule]:
-        [clock] = yield named("clock", self._queue.schema)
+        [clock] = yield replace(named("clock", self._queue.schema), binary=True)
         given = vars(made)
         if not made.anchored:
             given = given | {"anchor": clock.now.replace(microsecond=0)}
@@ -329,8 +329,8 @@ class Schedules:
 
 
 def get(schema: str, name: str | None = None) -> Statement[Schedule]:
-    """Fetch the schedules, or the one of that name."""
-    return Statement(spoken("list_schedules", schema), class_row(Schedule), {"name": name})
+    """Fetch the schedules, or the one of that name; in binary, for intervals as text have a style of the session's."""
+    return Statement(spoken("list_schedules", schema), class_row(Schedule), {"name": name}, binary=True)
 
 
 def slots(schema: str, name: str, limit: int = 50) -> Statement[Any]:

@@ -15,6 +15,7 @@ from redrive.text import storable
 
 DAY = 86_400.0
 PREFIX = "REDRIVE_"
+SHORTEST_LEASE = 1.0
 LONGEST_NAME = 63
 """Bytes of an identifier in Postgres."""
 
@@ -60,7 +61,7 @@ class Settings:
     retain_slots: float = 7 * DAY
     """How long it is kept what became of each slot of a schedule; 0 keeps it for ever."""
     schedule_grace: float = 900.0
-    """How long a schedule that was removed from the code still runs, in case a worker is about to start that has it."""
+    """How long a schedule still runs that no live worker has in its code any more; three minutes at the least."""
     archive: bool = False
     """Move what has outlived its retention to jobs_archive instead of deleting it."""
     exit_on_db_loss: float = 0.0
@@ -95,6 +96,14 @@ class Settings:
         ):
             if not getattr(self, name) >= 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must not be negative")
+        self._demand_three_beats()
+
+    def _demand_three_beats(self) -> None:
+        if self.lease < SHORTEST_LEASE:
+            raise InvalidOption(
+                f"lease is {self.lease:g} s: must be at least {SHORTEST_LEASE:g} s, or a living worker is taken for "
+                "dead whenever the database is slow to answer"
+            )
         if self.heartbeat > self.lease / 3 + 1e-9:
             raise InvalidOption(
                 f"heartbeat is {self.heartbeat:g} s and lease {self.lease:g} s: a lease must see three beats; "

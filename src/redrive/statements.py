@@ -6,25 +6,56 @@ minds nothing that the caller has set on their connection: row factories, cursor
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from psycopg import AsyncCursor, Cursor, errors
-from psycopg.pq import ExecStatus
+from psycopg.adapt import Loader
+from psycopg.pq import ExecStatus, Format
 from psycopg.rows import namedtuple_row, scalar_row
 
+from redrive.job import moment
 from redrive.sql import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from psycopg import AsyncConnection, Connection
-    from psycopg.abc import Loader
+    from psycopg.abc import Buffer
     from psycopg.rows import BaseRowFactory
     from psycopg.sql import Composed
 
 T = TypeVar("T")
+
+
+class AnyTime(Loader):
+    """Reads whatever time a stranger wrote, infinity too, and whatever the session's DateStyle is."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> datetime:
+        """Give the nearest time that Python has."""
+        return moment(int.from_bytes(data, "big", signed=True))
+
+
+class AnyJson(Loader):
+    """Reads whatever JSON a stranger wrote."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> Any:
+        """Give the value; where Python has no room for it, such as a number of 5000 digits, its text."""
+        text = bytes(data[1:])  # after the version of the format
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text.decode()
+
+
+ANYTHING: Sequence[tuple[str, type[Loader]]] = (("timestamptz", AnyTime), ("jsonb", AnyJson))
 
 _NOT_THERE = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
 
@@ -47,6 +78,11 @@ class Statement(Generic[T]):
 def named(name: str, schema: str, /, **params: Any) -> Statement[Any]:
     """Build the statement *name* of ``queries.sql``; its rows are named tuples."""
     return Statement(spoken(name, schema), namedtuple_row, params)
+
+
+def lenient(name: str, schema: str, /, row: BaseRowFactory[T], **params: Any) -> Statement[T]:
+    """Build a statement whose answer may hold what strangers wrote: times and JSON that Python has no room for."""
+    return Statement(spoken(name, schema), row, params, binary=True, loaders=ANYTHING)
 
 
 def numbered(name: str, schema: str, /, **params: Any) -> Statement[int]:

@@ -18,7 +18,8 @@ from redrive.job import STATES, ClaimedJob, Holder, Job
 from redrive.payload import encode
 from redrive.settings import seconds
 from redrive.sql import spoken
-from redrive.statements import Statement, named
+from redrive.statements import Statement, lenient, named
+from redrive.text import storable
 from redrive.typed import dump
 
 if TYPE_CHECKING:
@@ -180,12 +181,12 @@ def _claim(name: str, holder: Holder, row: Callable[..., ClaimedJob], params: di
 
 def get(schema: str, job_id: int) -> Statement[Job]:
     """Fetch a job's row."""
-    return Statement(spoken("get_job", schema), class_row(Job), {"id": job_id})
+    return lenient("get_job", schema, class_row(Job), id=job_id)
 
 
 def failures(schema: str, job_id: int) -> Statement[Any]:
     """Fetch the history of a job's failed attempts, oldest first."""
-    return named("failures_of_job", schema, id=job_id)
+    return lenient("failures_of_job", schema, namedtuple_row, id=job_id)
 
 
 def list_jobs(
@@ -201,13 +202,13 @@ def list_jobs(
     """Fetch jobs, newest first, a page before a known id."""
     params = {
         "status": _state(status),
-        "kind": kind,
-        "key": key,
+        "kind": _said(kind, "kind"),
+        "key": _said(key, "key"),
         "error": _containing(error),
         "before": before,
         "limit": limit,
     }
-    return Statement(spoken("list_jobs", schema), class_row(Job), params)
+    return lenient("list_jobs", schema, class_row(Job), **params)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +234,7 @@ class Ended:
                 raise InvalidOption(f"status is {status!r}: only dead and failed jobs are sent back")
         return {
             "ids": None if self.ids is None else list(self.ids),
-            "kind": self.kind,
+            "kind": _said(self.kind, "kind"),
             "error": _containing(self.error),
             "since": _instant(self.since, "since"),
             "until": _instant(self.until, "until"),
@@ -243,7 +244,7 @@ class Ended:
 
 def requeue_preview(schema: str, which: Ended) -> Statement[Any]:
     """Count what :func:`requeue` would send back, with a sample."""
-    return named("requeue_preview", schema, **which.params())
+    return lenient("requeue_preview", schema, namedtuple_row, **which.params())
 
 
 def requeue(schema: str, which: Ended, *, after: int, last: int, limit: int = 1000) -> Statement[Any]:
@@ -268,16 +269,26 @@ def cancel(
     """
     if ids is None and kind is None and key is None:
         raise InvalidOption("cancel: say which jobs, by ids, kind or key")
-    words = f"cancelled: {reason}" if reason else "cancelled"
+    words = f"cancelled: {_said(reason, 'reason')}" if reason else "cancelled"
+    kind, key = _said(kind, "kind"), _said(key, "key")
     chosen = None if ids is None else list(ids)
     return named("cancel_jobs", schema, ids=chosen, kind=kind, key=key, reason=words, after=after, limit=limit)
+
+
+def cancel_preview(
+    schema: str, *, ids: Sequence[int] | None = None, kind: str | None = None, key: str | None = None
+) -> Statement[Any]:
+    """Count what :func:`cancel` would cancel or ask to stop, with a sample."""
+    chosen = None if ids is None else list(ids)
+    return named("cancel_preview", schema, ids=chosen, kind=_said(kind, "kind"), key=_said(key, "key"))
 
 
 def dead_groups(
     schema: str, *, kind: str | None = None, since: datetime | None = None, limit: int = 50
 ) -> Statement[Any]:
     """Group dead jobs by kind and error."""
-    return named("dead_groups", schema, kind=kind, since=_instant(since, "since"), limit=limit)
+    params = {"kind": _said(kind, "kind"), "since": _instant(since, "since"), "limit": limit}
+    return lenient("dead_groups", schema, namedtuple_row, **params)
 
 
 def counts(schema: str) -> Statement[Any]:
@@ -287,7 +298,7 @@ def counts(schema: str) -> Statement[Any]:
 
 def workers(schema: str) -> Statement[Any]:
     """List the worker processes and how long ago each gave a sign of life."""
-    return Statement(spoken("list_workers", schema), namedtuple_row)
+    return lenient("list_workers", schema, namedtuple_row)
 
 
 def oldest_due(schema: str) -> Statement[Any]:
@@ -301,8 +312,14 @@ def _state(status: str | None) -> str | None:
     return status
 
 
+def _said(text: str | None, what: str) -> str | None:
+    if text is not None and storable(text) != text:
+        raise InvalidOption(f"{what} is {text!r:.80}: NUL and lone surrogates can't be stored, so there is none such")
+    return text
+
+
 def _containing(text: str | None) -> str | None:
-    if text is None:
+    if (text := _said(text, "error")) is None:
         return None
     return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
 

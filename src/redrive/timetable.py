@@ -65,7 +65,7 @@ class Cron:
             sim = CronSim(self._text, FIRST)
         except (CronSimError, ValueError) as error:
             raise InvalidOption(f"cron is {text!r}: {_reason(error, fields)}; {CRON_HELP}") from error
-        self._every_hour = fields[2].startswith("*") or len(sim.hours - {HOURS_A_DAY}) == HOURS_A_DAY
+        self._every_hour = fields[2].startswith("*") or len(sim.hours) == HOURS_A_DAY
         if self.next(datetime(2026, 1, 1, tzinfo=UTC)) is None:
             raise InvalidOption(f"cron is {text!r}: no such day comes in the next fifty years; mend day or month")
 

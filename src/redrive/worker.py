@@ -259,7 +259,22 @@ class Worker:
             else:
                 self.database.answered("start")
                 demand_migrated(row.version or 0, self.settings.schema)
+                await self._demand_letters()
                 return
+
+    async def _demand_letters(self) -> None:
+        """Refuse to begin with a kind that this database can't spell: every claim would fail over it."""
+        facts = self._claim.facts
+        if facts is None or facts.encoding in ("UTF8", "SQL_ASCII"):
+            return
+        for kind in self.kinds:
+            try:
+                await self._claim.run(named("spell", self.settings.schema, text=kind))
+            except psycopg.errors.UntranslatableCharacter as error:
+                raise InvalidOption(
+                    f"the kind {kind!r} can't be spelt in this database, whose encoding is {facts.encoding}: "
+                    "name the kind in its letters, or use a database in UTF8"
+                ) from error
 
     # -- what handlers and operators ask
 

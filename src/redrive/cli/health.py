@@ -20,7 +20,7 @@ PATIENCE = 30.0
 """Seconds for which a kind may be due with no worker that knows it, as during a deploy."""
 SLACK = 2.0
 """Leases of silence after which a worker's jobs should long have been taken back by others."""
-LATE = 60.0
+LATE = 90.0
 """Seconds after which a schedule is late: workers enqueue within the first, and find a new one within a minute."""
 DAY = 86_400.0
 DEAD_MANY = 20_000

@@ -141,13 +141,12 @@ def cancel(
     """
     if not (ids or kind or key):
         raise click.UsageError("which jobs? Give ids, --kind or --key")
+    from redrive import store
     from redrive.job import LIVE
-    from redrive.statements import named
 
     with session(database_url, schema) as now:
         which: dict[str, Any] = {"kind": kind, "key": key}
-        preview = named("cancel_preview", now.schema, ids=list(ids) or None, **which)
-        [found] = now.ask(preview)
+        [found] = now.ask(store.cancel_preview(now.schema, ids=ids or None, **which))
         strays = _strays(now, ids, lambda job: job.status in LIVE)
         if not as_json:
             _preview(

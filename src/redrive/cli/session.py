@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,8 +42,8 @@ class Session:
         return self.queue.schema
 
     def ask(self, statement: Statement[T]) -> list[T]:
-        """Run a statement."""
-        return self.queue.ask(statement, self.conn)
+        """Run a statement; its answer comes as numbers, which no setting of the database spells otherwise."""
+        return self.queue.ask(replace(statement, binary=True, loaders=()), self.conn)
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def session(database_url: str | None, schema: str | None) -> Iterator[Session]:
         with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
             demand_migrated(installed(conn, queue.schema), queue.schema)
             _read_everything(conn)
-            [clock] = queue.ask(named("clock", queue.schema), conn)
+            [clock] = queue.ask(replace(named("clock", queue.schema), binary=True), conn)
             yield Session(queue, conn, clock.now)
 
 
@@ -86,15 +86,14 @@ def _json(text: str | bytes) -> Any:
 
 @cache
 def _timestamps() -> Any:
-    from psycopg import DataError
-    from psycopg.types.datetime import TimestamptzLoader
+    from redrive.job import moment
+    from redrive.statements import AnyTime
 
-    class Lenient(TimestamptzLoader):
+    first, last = moment(-(2**63)), moment(2**63)
+
+    class Told(AnyTime):
         def load(self, data: Any) -> datetime:
-            try:
-                return super().load(data)
-            except DataError:
-                text = bytes(data)
-                return ALWAYS if text.startswith(b"-") or text.endswith(b"BC") else NEVER
+            when = super().load(data)
+            return ALWAYS if when == first else NEVER if when == last else when
 
-    return Lenient
+    return Told

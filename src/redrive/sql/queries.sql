@@ -529,6 +529,10 @@ SELECT pg_backend_pid() AS pid, coalesce(current_setting('redrive.session', true
        current_setting('default_transaction_isolation') AS isolation,
        current_setting('server_encoding') AS encoding
 
+-- name: spell
+-- Fails where the database's encoding has no letters for the text.
+SELECT %(text)s::text AS text
+
 -- name: end_last_session
 -- The session before this one, if it is still there; the name guards against a process id that has come round again.
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -557,7 +561,8 @@ WHERE h.locked_by ~ %(own_name)s AND NOT EXISTS (SELECT FROM {workers} w WHERE w
 -- Take back the jobs of workers that are gone. One statement, safe on every worker at once: the row of a silent worker
 -- is locked, so a beat that comes at this instant waits and finds its jobs gone; a job that ended or was claimed anew
 -- meanwhile no longer matches. Holders without a row: ours (told by the shape of the name) when the caller has missed
--- the row for a lease (:orphaned), strangers by the age of the lock, as in the tutorial.
+-- the row for a lease (:orphaned), strangers by the age of the lock, as in the tutorial. A time more than a day ahead,
+-- infinity too, is no sign of life: nothing would ever be younger.
 --
 -- The judge's own row must be fresh: a statement that was sent before the server froze is carried out after, when nobody
 -- has been heard.
@@ -587,11 +592,15 @@ WITH RECURSIVE holders AS (
           AND (h.locked_by !~ %(own_name)s OR h.locked_by = ANY(%(orphaned)s::text[]))
     ) gone
     JOIN {jobs} j ON j.status = 'running' AND j.locked_by = gone.holder
-    WHERE gone.age = interval '0' OR coalesce(j.locked_at, j.updated_at) < {clock}() - gone.age
+    WHERE gone.age = interval '0' OR coalesce(
+              CASE WHEN j.locked_at < {clock}() + interval '1 day' THEN j.locked_at END,
+              CASE WHEN j.updated_at < {clock}() + interval '1 day' THEN j.updated_at END, '-infinity') < {clock}() - gone.age
     UNION ALL
     SELECT id, claims, locked_by FROM {jobs}
     WHERE status = 'running' AND locked_by IS NULL
-      AND coalesce(locked_at, updated_at) < {clock}() - make_interval(secs => %(foreign_age)s::float8)
+      AND coalesce(CASE WHEN locked_at < {clock}() + interval '1 day' THEN locked_at END,
+                   CASE WHEN updated_at < {clock}() + interval '1 day' THEN updated_at END, '-infinity')
+          < {clock}() - make_interval(secs => %(foreign_age)s::float8)
 ), orphans AS MATERIALIZED (
     SELECT j.id, j.kind, j.attempts, j.key, j.expires_at, j.claims, j.crashes, j.alone, j.locked_by,
            j.cancel_requested_at, j.locked_by ~ %(own_name)s AS ours
@@ -828,8 +837,9 @@ WITH seen AS (
         ORDER BY name FOR NO KEY UPDATE SKIP LOCKED))
     RETURNING name
 ), active AS MATERIALIZED (
-    SELECT s.*, s.waiting_slot IS NOT NULL AND NOT EXISTS (
-               SELECT FROM {jobs} j WHERE j.id = s.last_job_id AND j.status || '' IN ('pending', 'running')) AS may_go_on
+    SELECT s.*, s.waiting_slot IS NOT NULL AND (
+               SELECT j.id FROM {jobs} j WHERE j.id = s.last_job_id AND j.status || '' IN ('pending', 'running') LIMIT 1
+           ) IS NULL AS may_go_on -- a lookup a row, as in cancel_requests
     FROM {schedules} s
     WHERE s.paused_at IS NULL AND s.disabled_at IS NULL AND s.ended_at IS NULL AND (s.problem IS NULL OR %(everything)s)
 )
@@ -900,7 +910,7 @@ WITH given AS (
     LEFT JOIN LATERAL (
         SELECT id, status FROM {jobs} WHERE id = h.last_job_id AND status || '' IN ('pending', 'running') LIMIT 1
     ) b ON true
-    WHERE NOT EXISTS (SELECT FROM {slots} x WHERE x.schedule = o.name AND x.slot = o.slot)
+    WHERE (SELECT x.slot FROM {slots} x WHERE x.schedule = o.name AND x.slot = o.slot LIMIT 1) IS NULL
 ), judged AS MATERIALIZED (
     SELECT w.*,
            NOT starts AND reason IS NULL AND overlap = 'queue one' AND row_number() OVER (

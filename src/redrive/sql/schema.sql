@@ -291,7 +291,7 @@ CREATE TABLE redrive.schedules (
     CONSTRAINT schedules_overlap_is_skip_queue_one_or_allow CHECK ((overlap = ANY (ARRAY['skip'::text, 'queue one'::text, 'allow'::text]))),
     CONSTRAINT schedules_owner_is_code_or_operator CHECK ((owner = ANY (ARRAY['code'::text, 'operator'::text]))),
     CONSTRAINT schedules_priority_is_0_to_9 CHECK (((priority >= 0) AND (priority <= 9))),
-    CONSTRAINT schedules_times_are_from_1970_to_9000 CHECK (((LEAST(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at) >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at) < '9000-01-01 00:00:00+00'::timestamp with time zone)))
+    CONSTRAINT schedules_times_are_from_1970_to_9000 CHECK (((LEAST(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at, created_at, updated_at) >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at, created_at, updated_at) < '9000-01-01 00:00:00+00'::timestamp with time zone)))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500');
 

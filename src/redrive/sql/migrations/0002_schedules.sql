@@ -49,8 +49,10 @@ CREATE TABLE {schedules} (
     CONSTRAINT schedules_priority_is_0_to_9 CHECK (priority BETWEEN 0 AND 9),
     CONSTRAINT schedules_max_attempts_is_at_least_1 CHECK (max_attempts >= 1),
     CONSTRAINT schedules_times_are_from_1970_to_9000 CHECK (
-        least(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at) >= '1970-01-01 00:00+00'
-        AND greatest(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at) < '9000-01-01 00:00+00'
+        least(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at, created_at,
+              updated_at) >= '1970-01-01 00:00+00'
+        AND greatest(at, anchor, paused_at, disabled_at, seen_at, next_run_at, waiting_slot, last_run_at, ended_at, created_at,
+                     updated_at) < '9000-01-01 00:00+00'
     )
 ) WITH (
     fillfactor = 50,                            -- room for the version that each slot leaves; no index is touched by it

@@ -1,0 +1,45 @@
+"""The table of `python -m chaos.peers` for the report: the same faults for others, with their settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("peers.json")
+WORDS = """
+Faults that every system can be given, with the recovery set up that its documentation describes: {faults}. They strike
+{workers} workers in {seconds:g} s (seed {seed}), with {jobs:,} jobs of 0.2 s enqueued before; a worker that ends is
+started again. Then all is left in peace for up to four minutes. Told by the handlers' own records; `make chaos-peers`
+does it again. A job that was begun twice is no fault: all of these promise at least once.
+"""
+HEAD = ("", "never finished", "begun twice", "finished twice", "workers that ended by themselves", "all done after, s")
+
+
+def told() -> dict[str, Any] | None:
+    """Read the results, where there are any."""
+    found: dict[str, Any] | None = json.loads(RESULTS.read_text()) if RESULTS.exists() else None
+    return found
+
+
+def words(results: dict[str, Any]) -> str:
+    """Say what was done."""
+    faults = ", ".join(f"{times} times {name}" for name, times in sorted(results["faults"].items()))
+    return WORDS.format(**results | {"faults": faults})
+
+
+def rows(results: dict[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Give a row a system."""
+    for name, found in results["systems"].items():
+        version = found["versions"].get(name, "")
+        done = "not in that time" if found["all_done_s"] is None else found["all_done_s"]
+        counts = (found["never_finished"], found["begun_twice"], found["finished_twice"])
+        yield f"{name} {version}", *counts, found["workers_ended_by_themselves"], done
+
+
+def settings(results: dict[str, Any]) -> Iterator[tuple[object, ...]]:
+    """Give a row what a system's recovery was set to, and in what states it left its jobs."""
+    for name, found in results["systems"].items():
+        states = ", ".join(f"{count} {state}" for state, count in sorted(found["states"].items()))
+        yield name, found["settings"], states
