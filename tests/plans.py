@@ -49,13 +49,16 @@ class Pin(NamedTuple):
     """The order comes from the index, so nothing is sorted."""
     helped: bool = False
     """It needs what a worker's session has off: reading tables whole."""
+    limited: bool = False
+    """All kinds have limits, so that there is something to count."""
     walks: bool = False
     """It begins at the head of an index, so it reads over what is dead there; whoever says it says it seldom."""
 
 
 PINS = {
     "claim_jobs": Pin({"jobs_claim_idx", "jobs_pkey"}, "jobs_claim_idx", 6000, ordered=True),
-    "claim_alone": Pin({"jobs_alone_idx", "jobs_pkey"}, "jobs_alone_idx", 100),
+    "claim_limited": Pin({"jobs_claim_idx", "jobs_counted_idx"}, "jobs_claim_idx", 6000, limited=True),
+    "claim_alone": Pin({"jobs_alone_idx", "jobs_counted_idx"}, "jobs_alone_idx", 100),
     "survey_lanes": Pin(
         {"jobs_claim_idx", "jobs_alone_idx"}, "jobs_claim_idx", 500, ordered=True, helped=True, walks=True
     ),
@@ -210,6 +213,19 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
             "limit": 100,
             "worker": "me",
         },
+        "claim_limited": {
+            "kinds": [lane[0] for lane in LANES],
+            "priorities": [lane[1] for lane in LANES],
+            "lanes": [lane[2] for lane in LANES],
+            "quotas": [20] * len(LANES),
+            "starts": [mark for mark, _ in start],
+            "start_ids": [mark_id for _, mark_id in start],
+            "ends": [],
+            "end_ids": [],
+            "limit": 100,
+            "locked": KINDS,
+            "worker": "me",
+        },
         "claim_alone": {"kinds": KINDS, "locked": [], "worker": "me"},
         "survey_lanes": Lanes(KINDS).look(),
         "oldest_due": {},
@@ -284,7 +300,7 @@ def call(name: str, given: dict[str, Any]) -> Composed:
 
 
 def explain(
-    conn: psycopg.Connection, said: Composed, mode: str, *, times: int = 0, free: bool = True
+    conn: psycopg.Connection, said: Composed, mode: str, *, times: int = 0, free: bool = True, limited: bool = False
 ) -> dict[str, Any]:
     """Explain a call that is carried out and taken back, after as many of the same.
 
@@ -295,6 +311,12 @@ def explain(
             conn.execute("SET LOCAL enable_seqscan = off")
             conn.execute("SET LOCAL enable_bitmapscan = off")
         conn.execute(f"SET LOCAL plan_cache_mode = {mode}")
+        if limited:
+            conn.execute(
+                "INSERT INTO redrive.kinds (kind, running_most, rate, lane_running_most, lane_rate)"
+                " SELECT unnest(%s::text[]), 100, 1000, 100, 1000",
+                [KINDS],
+            )
         for _ in range(times):
             with conn.transaction(force_rollback=True):
                 conn.execute(said)
@@ -368,6 +390,7 @@ def look(
                 mode,
                 times=times,
                 free=not (kept or PINS[name].helped),
+                limited=PINS[name].limited,
             )
             found += [f"{when}, {mode}: {name} {fault}" for fault in faults(plan, PINS[name], dead)]
     return found

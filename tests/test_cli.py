@@ -136,7 +136,7 @@ def test_completion_prints_the_script_of_the_shell(shell):
 
 
 def test_completion_completes_commands():
-    env = {**os.environ, "_REDRIVE_COMPLETE": "bash_complete", "COMP_WORDS": "redrive re", "COMP_CWORD": "1"}
+    env = {**os.environ, "_REDRIVE_COMPLETE": "bash_complete", "COMP_WORDS": "redrive req", "COMP_CWORD": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "redrive"], env=env, capture_output=True, text=True, check=False, timeout=30
     )

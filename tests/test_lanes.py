@@ -8,11 +8,12 @@ from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redrive.job import EPOCH
-from redrive.lanes import DEAR, FORGET_AFTER, LONGEST, PATIENCE, Lanes, Survey
+from redrive.lanes import DEAR, FORGET_AFTER, LONGEST, PATIENCE, STARVING, Lanes, Survey
 from redrive.trail import HEAD, LOOK_BACK
 from support_engine import NOW, claimed
 
@@ -40,8 +41,13 @@ def found(kind: str, *, priority: int = 5, lane: str = "", due_in: float = -1.0,
     return SimpleNamespace(kind=kind, priority=priority, lane=lane, run_at=micros(due_in), id=number)
 
 
+def about(now: int, **limits: float) -> Any:
+    """Give the last row of a survey: the time, and the kinds with limits, each with its pause."""
+    return SimpleNamespace(run_at=now, suspects=False, limited=list(limits), pauses=list(limits.values()))
+
+
 def surveyed(lanes: Lanes, *rows: Any, now: float = 1.0, took: float = QUICK) -> Survey:
-    return lanes.surveyed([*rows, SimpleNamespace(run_at=micros(0), suspects=False)], took, now)
+    return lanes.surveyed([*rows, about(micros(0))], took, now)
 
 
 def keys(plan: Any) -> list[tuple[str, int, str]]:
@@ -110,6 +116,7 @@ class Claimer:
     now: float = 100.0
     step: float = 0.0
     """Seconds that it takes to walk over a dead entry."""
+    clock: float = 10_000
 
     def took(self, walked: int) -> float:
         took = QUICK + (self.table.walked - walked) * self.step
@@ -128,8 +135,7 @@ class Claimer:
             return jobs
         if not self.lanes.any_rich:
             walked = self.table.walked
-            now = SimpleNamespace(run_at=micros(10_000), suspects=False)
-            found = [*self.table.survey(self.lanes), now]
+            found = [*self.table.survey(self.lanes), about(micros(self.clock))]
             if not self.lanes.surveyed(found, self.took(walked), self.now).due:
                 return jobs
         plan, walked = self.lanes.plan(limit - len(jobs), share, self.now), self.table.walked
@@ -143,7 +149,7 @@ class TestOrder:
     def test_a_lower_priority_number_runs_first_whatever_was_enqueued_first(self):
         table = Table()
         table.add(*(job("a", n, priority=9 - n, at=n) for n in range(10)))
-        claimer = Claimer(table, Lanes(["a"]))
+        claimer = Claimer(table, Lanes(["a"]), clock=20)
         assert [one.priority for one in claimer.turn(100)] == list(range(10))
 
     def test_within_a_lane_the_oldest_run_at_comes_first_and_then_the_lowest_id(self):
@@ -201,6 +207,78 @@ class TestFairness:
     def test_a_share_of_nothing_still_looks_for_one(self):
         lanes = Lanes(["a"])
         assert list(lanes.plan(10, lambda _kind: 0, 100.0).quotas) == [1]
+
+
+class TestStarvation:
+    def crowd(self) -> Claimer:
+        table = Table()
+        table.add(*(job("a", n, priority=0) for n in range(2000)))
+        table.add(*(job("b", n, priority=9) for n in range(5000, 5040)))
+        return Claimer(table, Lanes(["a", "b"]))
+
+    @pytest.mark.parametrize("limit", [1, 3, 10, 40])
+    def test_the_last_priority_still_runs_every_tenth_job_once_it_has_waited_a_minute(self, limit):
+        """CL-07: and priority still counts for the other nine."""
+        claimer, taken = self.crowd(), []
+        while len(taken) < 400:
+            taken += claimer.turn(limit)
+        share = [one.kind for one in taken].count("b")
+        assert 36 <= share <= 40
+        assert {one.kind for one in taken[:10]} == {"a", "b"} if limit >= 10 else True
+
+    def test_before_that_minute_priority_is_strict(self):
+        claimer = self.crowd()
+        plan = claimer.lanes.plan(10, many, claimer.now)
+        lanes = Lanes(["a", "b"])
+        surveyed(
+            lanes, found("a", priority=0, due_in=-3600), found("b", priority=9, due_in=-(STARVING - 1)), now=1000.0
+        )
+        for _ in range(30):
+            plan = lanes.plan(10, many, 1000.0)
+            assert [lane.priority for lane in plan.lanes] == sorted(lane.priority for lane in plan.lanes)
+
+
+class TestLimits:
+    def lanes(self) -> Lanes:
+        lanes = Lanes(["a", "b"])
+        lanes.surveyed([found("a"), found("b"), about(micros(0), b=0.5)], QUICK, 100.0)
+        return lanes
+
+    def test_kinds_with_limits_are_claimed_apart_from_the_others(self):
+        lanes = self.lanes()
+        assert keys(lanes.plan(10, many, 100.0)) == [("a", 5, "")]
+        assert keys(lanes.plan(10, many, 100.0, limited=True)) == [("b", 5, "")]
+
+    def test_a_kind_that_left_nothing_open_is_asked_again_after_its_pause_or_when_a_job_of_it_has_ended(self):
+        lanes = self.lanes()
+        assert lanes.asks_limits(100.0)
+        plan = lanes.plan(10, many, 100.0, limited=True)
+        lanes.claimed(plan, [job("b", 1)], QUICK, 100.0)
+        assert not lanes.asks_limits(100.4)
+        seen = lanes.surveyed([found("b"), about(micros(0), b=0.5)], QUICK, 100.2)
+        assert not seen.due
+        assert seen.due_in == pytest.approx(0.3)
+        assert lanes.asks_limits(100.6)
+        assert lanes.freed(["a", "b"])
+        assert lanes.asks_limits(100.3)
+
+    def test_as_long_as_claims_fill_what_was_asked_for_nothing_is_waited_for(self):
+        lanes = self.lanes()
+        plan = lanes.plan(2, many, 100.0, limited=True)
+        lanes.claimed(plan, [job("b", 1, at=-1), job("b", 2, at=-1)], QUICK, 100.0)
+        assert lanes.asks_limits(100.0)
+
+    def test_a_limit_that_is_taken_away_is_forgotten_with_the_next_survey(self):
+        lanes = self.lanes()
+        surveyed(lanes, found("b"), now=101.0)
+        assert set(keys(lanes.plan(10, many, 101.0))) == {("a", 5, ""), ("b", 5, "")}
+        assert not lanes.limits
+
+    def test_kinds_without_due_jobs_are_not_asked_about(self):
+        lanes = Lanes(["a", "b"])
+        lanes.surveyed([found("a"), about(micros(0), b=0.5)], QUICK, 100.0)
+        assert not lanes.asks_limits(100.0)
+        assert not lanes.limits_hold
 
 
 class TestMarks:

@@ -66,6 +66,7 @@ class Job:
     claims: int
     crashes: int
     alone: bool
+    counted: bool
     expires_at: datetime | None
     cancel_requested_at: datetime | None
     progress: Any

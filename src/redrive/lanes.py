@@ -34,8 +34,10 @@ a fiftieth of that."""
 STRIKES = 2
 SWEEP_EVERY = 1.0
 """Seconds after which rich lanes too are looked at from their heads, where that is cheap."""
-AGE_EVERY = 60.0
-"""Seconds of waiting for which a lane counts as one priority more important, so that the last one still runs."""
+STARVING = 60.0
+"""Seconds of waiting behind more important lanes after which a lane gets its share all the same."""
+EVERY = 10
+"""That share: of this many jobs one, so that the last priority still runs."""
 DEFAULT_PRIORITY = 5
 PAGE = 500
 """Lanes that a survey finds at once."""
@@ -129,7 +131,9 @@ class Lanes:
         self._quickest = float("inf")
         self._behind: deque[tuple[Lane, Piece]] = deque()
         self._reach = 1
-        self._singly = 0
+        self._clock = float("inf")
+        """Monotonic seconds less those of the database's clock."""
+        self._owed = self._singly = 0
         """Pieces that are yet to be looked at one by one."""
         self._spent = 0.0
         self._strikes = 0
@@ -162,6 +166,7 @@ class Lanes:
         """Learn what a survey found in *took* seconds; its last row is about no lane but says what holds for all."""
         *found, last = rows
         new, due, due_in = 0, False, float("inf")
+        self._clock = now - last.run_at / 1e6
         firsts: dict[Key, Any] = {}
         self.limits = {
             kind: self.limits[kind]._replace(pause=pause) if kind in self.limits else Limit(pause)
@@ -204,16 +209,29 @@ class Lanes:
         asked = (self._lanes[key] for key in self._turn)
         ordered = sorted(
             (lane for lane in asked if self._may_be_asked(lane, now, limited=limited)),
-            key=lambda lane: (self._rank(lane, now), lane.rich),
+            key=lambda lane: (lane.priority, lane.rich),
         )
         whole = self.heads_are_cheap and now >= self.swept_until
         quotas = []
-        for _, group in groupby(ordered, key=lambda lane: self._rank(lane, now)):
+        for _, group in groupby(ordered, key=lambda lane: lane.priority):
             peers = list(group)
             fair = -(-limit // max(1, sum(lane.rich for lane in peers)))
             quotas += [max(1, min(fair, share(lane.kind))) for lane in peers]
+        if (place := self._starving(ordered, now)) and (owed := self._owe(limit)):
+            ordered.insert(0, ordered.pop(place))
+            quotas.insert(0, min(owed, quotas.pop(place)))
         starts = [HEAD if whole else self._start(lane) for lane in ordered]
         return Plan(ordered, quotas, starts, limit, whole=whole, limited=limited)
+
+    def _starving(self, ordered: Sequence[Lane], now: float) -> int:
+        """Find the lane that has waited longest behind more important ones, and too long; 0 where none has."""
+        late = [place for place, lane in enumerate(ordered) if now - lane.due_since > STARVING]
+        late = [place for place in late if ordered[place].priority > ordered[0].priority]
+        return min(late, key=lambda place: ordered[place].due_since, default=0)
+
+    def _owe(self, limit: int) -> int:
+        owed, self._owed = divmod(self._owed + limit, EVERY)
+        return owed
 
     def claimed(self, plan: Plan, jobs: Sequence[ClaimedJob], took: float, now: float) -> list[ClaimedJob]:
         """Learn from a claim's answer, which took *took* seconds; gives the jobs in the order in which to run them."""
@@ -230,7 +248,8 @@ class Lanes:
             taken = found.get((lane.kind, lane.priority, lane.name), [])
             if taken:
                 lane.trail.advance(_by_time(taken[-1]), len(taken))
-                lane.seen = lane.due_since = max(lane.seen, now)
+                lane.seen = max(lane.seen, now)
+                lane.due_since = min(now, taken[-1].due / 1e6 + self._clock)
                 ordered += taken
             elif reached and not plan.limited:
                 lane.due_since = float("inf")
@@ -299,10 +318,6 @@ class Lanes:
     def _may_be_asked(self, lane: Lane, now: float, *, limited: bool) -> bool:
         limit = self.limits.get(lane.kind)
         return not limited if limit is None else limited and limit.until <= now
-
-    def _rank(self, lane: Lane, now: float) -> int:
-        """Give the priority in force: the longer a lane's first job waits, the more important it is."""
-        return max(0, lane.priority - int(max(0.0, now - lane.due_since) / AGE_EVERY))
 
     def _learn_reach(self, few: Sequence[tuple[Lane, Piece]], took: float) -> None:
         """Look at more pieces at once, or at fewer; which of several was the dear one, the next looks will tell."""

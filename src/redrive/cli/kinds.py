@@ -1,4 +1,4 @@
-"""``redrive pause``, ``resume``, ``limit`` and ``kinds``: what may start, and how much of it, in all workers at once."""
+"""``redrive pause``, ``resume``, ``limit`` and ``kinds``: what may start, and how much of it, in all workers."""
 
 from __future__ import annotations
 

@@ -185,7 +185,10 @@ WITH room AS MATERIALIZED (
            lane_running_most, lane_rate, full_lane_burst, full_lane_burst / lane_rate AS lane_span,
            least(
                running_most - (
-                   SELECT count(*) FROM {jobs} r WHERE r.counted AND r.status || '' = 'running' AND r.kind = k.kind
+                   SELECT count(*) FROM (
+                       SELECT FROM {jobs} r WHERE r.counted AND r.status || '' = 'running' AND r.kind = k.kind
+                       LIMIT k.running_most -- more need not be counted
+                   ) r
                ),
                CASE WHEN empty_at IS NULL THEN full_burst
                     ELSE floor(least(full_burst, extract(epoch FROM {clock}() - empty_at)::float8 * rate + 1e-6)) END
@@ -213,8 +216,11 @@ WITH room AS MATERIALIZED (
         CROSS JOIN LATERAL (
             SELECT least(
                 k.lane_running_most - CASE WHEN k.lane_running_most IS NOT NULL THEN (
-                    SELECT count(*) FROM {jobs} t
-                    WHERE t.counted AND t.status || '' = 'running' AND t.kind = l.kind AND t.lane = l.lane
+                    SELECT count(*) FROM (
+                        SELECT FROM {jobs} t
+                        WHERE t.counted AND t.status || '' = 'running' AND t.kind = l.kind AND t.lane = l.lane
+                        LIMIT k.lane_running_most
+                    ) t
                 ) END,
                 CASE WHEN r.empty_at IS NULL THEN k.full_lane_burst
                      ELSE floor(least(k.full_lane_burst, extract(epoch FROM {clock}() - r.empty_at)::float8 * k.lane_rate + 1e-6))

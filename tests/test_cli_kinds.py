@@ -1,0 +1,45 @@
+"""Pausing and limiting from the shell."""
+
+from __future__ import annotations
+
+import pytest
+
+from shell import answer, complaint, redrive
+
+
+def test_pause_list_and_resume(db):
+    done = redrive(db, "pause", "mail", "--reason", "the provider is down", "--by", "ada")
+    assert "mail: no limits; paused now by ada: the provider is down" in done.stdout
+    assert "the provider is down" in redrive(db, "kinds").stdout
+    redrive(db, "resume", "mail")
+    assert redrive(db, "resume", "mail", code=1).stdout.strip() == "mail: not paused"
+    assert "no kind is paused or limited" in redrive(db, "kinds").stderr
+
+
+def test_all_kinds_at_once_and_until(db):
+    assert "all kinds: no limits; paused now" in redrive(db, "pause", "--all", "--until", "2h").stdout
+    [row] = answer(db, "kinds")
+    assert (row["kind"], row["paused"]) == ("*", True)
+    assert redrive(db, "resume", "--all").stdout.strip() == "all kinds together resumed"
+
+
+def test_limits_are_said_in_units_that_people_use(db):
+    done = redrive(db, "limit", "mail", "--running", 5, "--rate", "300/m", "--burst", 20, "--lane-rate", "1/h")
+    assert done.stdout.strip() == "mail: 5 at once; 5/s, 20 at once after a pause; 1/h a lane"
+    assert answer(db, "limit", "mail", "--rate", "1/m")["rate"] == pytest.approx(1 / 60)
+    assert redrive(db, "limit", "mail", "--none").stdout.strip() == "mail: no limits"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (["pause"], "which kind? Name one; or --all"),
+        (["pause", "mail", "--all"], "a KIND or --all"),
+        (["limit", "mail"], "which limits?"),
+        (["limit", "mail", "--none", "--running", "2"], "which limits?"),
+        (["limit", "mail", "--rate", "fast"], "give a rate like 10/s, 300/m or 1/h"),
+        (["limit", "mail", "--rate", "0/s"], "must be a number of starts a second over 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_remedy(db, said, why):
+    assert why in complaint(redrive(db, *said, code=2))
