@@ -42,7 +42,7 @@ check: lint types imports test ## All of the above
 
 model: $(VENV)/.dev ## Try the state machine against its model, thousands of examples: make model SEED=7
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "SEED=$$seed"; \
-	$(BIN)/python -m pytest $(or $(TESTS),tests/test_model.py) -o faulthandler_timeout=0 \
+	$(BIN)/python -m pytest $(or $(TESTS),tests/test_model.py tests/test_fuzz.py) -o faulthandler_timeout=0 \
 	  --hypothesis-profile=model --hypothesis-seed=$$seed
 
 matrix: $(VENV)/.dev ## Run the promises on every Postgres, Python and setting: make matrix ARGS="--postgres 12,18"
