@@ -67,8 +67,8 @@ chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none
 chaos-long: ## The same for an hour
 	@$(MAKE) --no-print-directory chaos CHAOS_SECONDS=3600
 
-chaos-peers: $(VENV)/.dev ## The same faults, cut down, for two other job queues: results go to chaos/peers.json
-	$(BIN)/python -m chaos.peers --out chaos/peers.json $(ARGS)
+chaos-peers: $(VENV)/.dev ## The same faults, cut down, for two other job queues
+	$(BIN)/python -m chaos.peers --out chaos/peers.json --report docs/chaos.md $(ARGS)
 
 .PHONY: schedules-proof
 schedules-proof: $(VENV)/.dev ## Every zone for 400 days; five workers, a slot a second and kills: none lost or doubled; pg_cron
