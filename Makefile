@@ -42,7 +42,7 @@ check: lint types imports test ## All of the above
 
 model: $(VENV)/.dev ## Try the state machine against its model, thousands of examples: make model SEED=7
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "SEED=$$seed"; \
-	$(BIN)/python -m pytest $(or $(TESTS),tests/test_model.py) -o faulthandler_timeout=0 \
+	$(BIN)/python -m pytest $(or $(TESTS),tests/test_model.py tests/test_fuzz.py) -o faulthandler_timeout=0 \
 	  --hypothesis-profile=model --hypothesis-seed=$$seed
 
 matrix: $(VENV)/.dev ## Run the promises on every Postgres, Python and setting: make matrix ARGS="--postgres 12,18"
@@ -67,8 +67,8 @@ chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none
 chaos-long: ## The same for an hour
 	@$(MAKE) --no-print-directory chaos CHAOS_SECONDS=3600
 
-chaos-peers: $(VENV)/.dev ## The same faults, cut down, for two other job queues: results go to chaos/peers.json
-	$(BIN)/python -m chaos.peers --out chaos/peers.json $(ARGS)
+chaos-peers: $(VENV)/.dev ## The same faults, cut down, for two other job queues
+	$(BIN)/python -m chaos.peers --out chaos/peers.json --report docs/chaos.md $(ARGS)
 
 .PHONY: schedules-proof
 schedules-proof: $(VENV)/.dev ## Every zone for 400 days; five workers, a slot a second and kills: none lost or doubled; pg_cron

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chaos.tables import table
+
 RESULTS = Path(__file__).with_name("peers.json")
 WORDS = """
 Faults that every system can be given, with the recovery set up that its documentation describes: {faults}. They strike
@@ -14,19 +16,27 @@ Faults that every system can be given, with the recovery set up that its documen
 started again. Then all is left in peace for up to four minutes. Told by the handlers' own records; `make chaos-peers`
 does it again. A job that was begun twice is no fault: all of these promise at least once.
 """
+SETTINGS = ("", "recovery", "states of the jobs at the end")
 HEAD = ("", "never finished", "begun twice", "finished twice", "workers that ended by themselves", "all done after, s")
 
 
-def told() -> dict[str, Any] | None:
-    """Read the results, where there are any."""
-    found: dict[str, Any] | None = json.loads(RESULTS.read_text()) if RESULTS.exists() else None
-    return found
+TITLE = "## Beside its peers"
 
 
-def words(results: dict[str, Any]) -> str:
-    """Say what was done."""
+def section() -> list[str]:
+    """Write the section from the results that are kept; nothing where there are none."""
+    if not RESULTS.exists():
+        return []
+    results: dict[str, Any] = json.loads(RESULTS.read_text())
     faults = ", ".join(f"{times} times {name}" for name, times in sorted(results["faults"].items()))
-    return WORDS.format(**results | {"faults": faults})
+    words = WORDS.format(**results | {"faults": faults})
+    return [TITLE, words, table(HEAD, rows(results)), "", table(SETTINGS, settings(results))]
+
+
+def renew(page: Path) -> None:
+    """Put the section at the end of a report, in place of the one that is there."""
+    rest = page.read_text().partition(f"\n{TITLE}")[0].rstrip()
+    page.write_text("\n".join([rest, "", *section()]) + "\n")
 
 
 def rows(results: dict[str, Any]) -> Iterator[tuple[object, ...]]:

@@ -170,7 +170,7 @@ class Crew:
         command += ["--lease", str(LEASE), "--grace", str(GRACE), "--concurrency", str(CONCURRENCY)]
         command += ["--poll", str(POLL)]
         if slot.listen_dsn:
-            command += ["--listen-dsn", slot.listen_dsn]
+            env["REDRIVE_LISTEN_DSN"] = slot.listen_dsn
         with (self._notes / f"worker-{slot.name}.log").open("ab") as log:
             slot.process = subprocess.Popen(
                 command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

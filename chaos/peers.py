@@ -28,6 +28,7 @@ from benchmarks.peers.catalog import chosen
 from benchmarks.peers.child import Child
 from benchmarks.peers.environments import cache, program
 from benchmarks.peers.stage import Ready, Stage, meet
+from chaos import beside
 from chaos.plan import Planned, plan
 from chaos.proxy import Proxy
 from chaos.server import OwnServer
@@ -114,6 +115,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, help="where the results go, as JSON: chaos/peers.json, which the report shows"
     )
+    parser.add_argument("--report", type=Path, help="whose table of these is to be renewed: docs/chaos.md")
     given = parser.parse_args()
     faults = [fault for fault in plan(given.seed, given.seconds * 2) if fault.name in FAULTS]
     faults = [fault for fault in faults if fault.at < given.seconds]
@@ -134,6 +136,8 @@ def main() -> int:
     told |= {"jobs": JOBS, "workers": WORKERS, "systems": found}
     if given.out:
         given.out.write_text(json.dumps(told, indent=2) + "\n")
+    if given.report:
+        beside.renew(given.report)
     sys.stdout.write(json.dumps(told) + "\n")
     return 0
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
 from chaos import beside, crew, producers
 from chaos.invariants import INVARIANTS
 from chaos.plan import GRAND, SMALL
+from chaos.tables import Rows, table
 from chaos.verdict import BARS, Verdict
 
 TOLD = {
@@ -60,7 +61,6 @@ REPEATS = """
 A worker that is killed, frozen or cut off while it holds a job is taken for dead, and the job runs elsewhere: at least
 once is what is promised. A worker that is told to stop hands back what it does not finish.
 """
-ROWS = Iterable[tuple[object, ...]]
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,14 @@ def report(verdict: Verdict, how: Circumstances) -> str:
         "\n## Settings\n",
         table(("", ""), settings(how)),
     ]
-    if results := beside.told():
-        parts += ["\n## Beside its peers", beside.words(results), table(beside.HEAD, beside.rows(results)), ""]
-        parts += [table(("", "recovery", "states of the jobs at the end"), beside.settings(results))]
     if how.missing:
         parts += ["\n## What could not be had, so was not done\n", table(("what", "why"), how.missing.items())]
+    if others := beside.section():
+        parts += ["", *others]
     return "\n".join(parts) + "\n"
 
 
-def faults(verdict: Verdict) -> ROWS:
+def faults(verdict: Verdict) -> Rows:
     """Give a row a fault."""
     times = Counter(struck.fault.name for struck in verdict.struck if not struck.skipped)
     for name in [*SMALL, *GRAND]:
@@ -127,7 +126,7 @@ def faults(verdict: Verdict) -> ROWS:
         yield name, TOLD[name], times[name], p50, most, f"{BARS[name]:g}" if name in BARS else ""
 
 
-def settings(how: Circumstances) -> ROWS:
+def settings(how: Circumstances) -> Rows:
     """Give a row a setting."""
     yield "length", f"{how.seconds:g} s, faults in the first five sixths"
     yield "load", f"{how.rate:g} jobs a second by {producers.THREADS} producers"
@@ -140,9 +139,3 @@ def settings(how: Circumstances) -> ROWS:
     )
     yield "Python", platform.python_version()
     yield "machine", f"{platform.machine()}, {os.cpu_count()} cores"
-
-
-def table(head: tuple[str, ...], rows: ROWS) -> str:
-    """Lay out a table."""
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -117,6 +117,8 @@ def database(server_url: str, template: str = "template1") -> Iterator[str]:
     name = f"t_{os.urandom(6).hex()}"
     with psycopg.connect(server_url, autocommit=True) as admin:
         wait_for(lambda: _created(admin, name, template))
+        if "MATRIX_ENCODING" in os.environ:  # of the tests' own sessions; where it is SQL_ASCII the driver reads bytes
+            admin.execute(f"alter database {name} set client_encoding = 'utf8'")
         try:
             yield make_conninfo(server_url, dbname=name)
         finally:

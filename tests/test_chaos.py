@@ -13,6 +13,7 @@ from itertools import islice
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from chaos import beside
 from chaos.conductor import Struck
 from chaos.evidence import Change, Evidence, Failure, Life, Row, Try, heard
 from chaos.faults import STRIKE
@@ -355,3 +356,28 @@ def test_the_report_names_every_fault_and_every_statement_and_is_no_page_of_erro
 def test_a_recovery_beyond_its_bar_is_told():
     struck = [Struck(Planned(1.0, "restart, fast", 0.0, 0.5), 1.0, recovery=5.5)]
     assert judge(7, good(), struck).broken_bars == ["restart, fast: 5.5 s, and 5 s are the bar"]
+
+
+def test_the_table_of_peers_is_put_at_the_end_of_a_report_and_renewed_there(tmp_path, monkeypatch):
+    page = tmp_path / "chaos.md"
+    page.write_text("# The proof\n\nwords\n")
+    monkeypatch.setattr(beside, "RESULTS", tmp_path / "peers.json")
+    assert beside.section() == []
+    found = {"versions": {"ours": "1.0"}, "settings": "lease=6", "never_finished": 0, "begun_twice": 4}
+    found |= {"finished_twice": 2, "workers_ended_by_themselves": 1, "all_done_s": None, "states": {"succeeded": 3000}}
+    results = {
+        "seed": 7,
+        "seconds": 60.0,
+        "jobs": 3000,
+        "workers": 4,
+        "faults": {"kill": 3},
+        "systems": {"ours": found},
+    }
+    for times in (3, 5):
+        results["faults"]["kill"] = times
+        beside.RESULTS.write_text(json.dumps(results))
+        beside.renew(page)
+    assert page.read_text().startswith("# The proof\n\nwords\n\n## Beside its peers\n")
+    assert page.read_text().count("## Beside its peers") == 1
+    assert "5 times kill" in page.read_text()
+    assert "| ours 1.0 | 0 | 4 | 2 | 1 | not in that time |" in page.read_text()

@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,13 +16,14 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import redrive.settings
+import shell
 from engine import Inside, insert
 from pages import PAGES, ROOT, RUN, Session, blocks
 from redrive import Queue
 from redrive.cli import COMMANDS, cli
 from redrive.events import TickFailed, subscribe
 from redrive.settings import Settings
-from redrive.store import Ended, Wishes
+from redrive.store import Ended, Wishes, list_jobs, workers
 from support import wait_for
 
 DOCS = ROOT / "docs"
@@ -249,9 +250,53 @@ def test_each_role_can_do_what_its_page_says(roles, conn):
         queue.close()
 
 
+def test_a_producer_can_enqueue_in_every_way_and_nothing_else(roles, conn):
+    queue = Queue(roles("shop_producer"))
+    first = queue.enqueue("mail", {"card": "4111"}, key="k")
+    assert queue.enqueue("mail", key="k") == replace(first, created=False)
+    assert queue.enqueue_many("mail", [{}, {}]) == 2
+    assert queue.enqueue_many("mail", [{}, {}], key=lambda _: "k") == 0
+    with psycopg.connect(roles("shop_producer"), autocommit=True) as producer:
+        assert producer.execute("SELECT redrive.enqueue('mail', key => 'k')").fetchone() == (first.id,)
+        producer.execute("INSERT INTO redrive.jobs (kind, payload) VALUES ('mail', '{}')")
+    for forbidden in (
+        lambda: queue.get(first.id),
+        lambda: queue.cancel(first.id),
+        lambda: queue.requeue(Ended()),
+        lambda: queue.ask(list_jobs("redrive")),
+        lambda: queue.ask(workers("redrive")),
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            forbidden()
+    queue.close()
+    assert conn.execute("SELECT count(*) FROM redrive.jobs WHERE status = 'pending'").fetchone() == (4,)
+
+
+@pytest.mark.parametrize("words", [("jobs", "--json"), ("dead",), ("show", "1"), ("workers",), ("jobs", "--counts")])
+def test_who_only_looks_can_see_everything_at_the_shell(roles, conn, words):
+    insert(conn, "mail", status="dead", id=1)
+    assert "mail" in shell.redrive(roles("shop_monitor"), *words).output or words == ("workers",)
+
+
+@pytest.mark.parametrize("words", [("requeue", "1"), ("cancel", "2"), ("enqueue", "mail"), ("prune",)])
+def test_who_only_looks_is_refused_in_a_line_and_changes_nothing(roles, conn, words):
+    insert(conn, "mail", status="dead", id=1, updated_at="2020-01-01", created_at="2020-01-01")
+    insert(conn, "mail", id=2)
+    before = conn.execute("SELECT * FROM redrive.jobs ORDER BY id").fetchall()
+    assert "permission denied" in shell.complaint(shell.redrive(roles("shop_monitor"), *words, code=1))
+    assert conn.execute("SELECT * FROM redrive.jobs ORDER BY id").fetchall() == before
+
+
 @pytest.mark.parametrize(
     ("role", "statement"),
     [
+        ("shop_producer", "SELECT payload FROM redrive.jobs"),
+        ("shop_producer", "UPDATE redrive.jobs SET status = 'pending'"),
+        ("shop_producer", "DELETE FROM redrive.jobs"),
+        ("shop_producer", "TRUNCATE redrive.jobs"),
+        ("shop_producer", "SELECT id FROM redrive.jobs FOR UPDATE"),
+        ("shop_monitor", "INSERT INTO redrive.jobs (kind) VALUES ('mail')"),
+        ("shop_monitor", "SELECT redrive.enqueue('mail')"),
         ("shop_web", "UPDATE redrive.jobs SET status = 'dead'"),
         ("shop_web", "SELECT * FROM redrive.failures"),
         ("shop_oncall", "DELETE FROM redrive.jobs"),

@@ -91,9 +91,10 @@ def test_no_job_is_lost_while_workers_are_killed_stopped_frozen_and_cut_off(db, 
 def vacuumed(conn):
     """Dead rows of the jobs' table that VACUUM had to leave because somebody might still see them."""
     notices = []
-    conn.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    conn.add_notice_handler(lambda notice: notices.append(f"{notice.message_primary} {notice.message_detail}"))
     conn.execute("vacuum (verbose, index_cleanup on) redrive.jobs")
-    return sum(int(left) for left in re.findall(r"(\d+) are dead but not yet removable", "\n".join(notices)))
+    words = r"(\d+) (?:are dead but not yet removable|dead row versions cannot be removed yet)"  # since 14, and before
+    return sum(int(left) for left in re.findall(words, "\n".join(notices)))
 
 
 def test_no_transaction_is_open_while_a_handler_runs_and_none_pins_the_horizon_bl_01(db, conn, queue):
@@ -209,7 +210,7 @@ def test_one_odd_row_or_outcome_stops_neither_a_loop_nor_the_others_cn_07(conn, 
         events.subscribe(raises(RuntimeError("a listener")), events.JobDied, events.JobRetried),
     ]
     for columns in ODD_ROWS.values():
-        with contextlib.suppress(psycopg.errors.UntranslatableCharacter):  # what another encoding than UTF8 can't hold
+        with contextlib.suppress(psycopg.errors.UntranslatableCharacter, UnicodeEncodeError):  # LATIN1 can't hold all
             insert(conn, **{"kind": "job", "payload": "{}", **columns})
     for kind in odd:
         insert(conn, kind, max_attempts=1)
@@ -219,7 +220,7 @@ def test_one_odd_row_or_outcome_stops_neither_a_loop_nor_the_others_cn_07(conn, 
         waits = "select kind, run_at::text from redrive.jobs where status in ('pending', 'running') and run_at <= now()"
         wait_for(lambda: conn.execute(waits).fetchall() == [("unheard of", conn.execute(waits).fetchone()[1])], 10)
         after = insert(conn, "job")
-        wait_for(lambda: status(conn, after) == "succeeded", 3)
+        wait_for(lambda: status(conn, after) == "succeeded", 10)
         assert inside.worker.complaints() == ""
     for stop in stop_listening:
         stop()

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
@@ -21,12 +22,14 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 import redrive.sql
 import support
 from chaos.pooler import pooler
-from redrive import Queue, migrate
+from engine import Inside
+from redrive import Queue, Retry, events, migrate
 from redrive.dev_server import binaries
 from redrive.errors import MigrationFailed, NotMigrated
 from redrive.migrate import demand_migrated, installed, latest, pending, script
 from redrive.sql import Migration, migrations
 from redrive.store import Ended
+from support import wait_for
 
 SCHEMA_FILE = Path(redrive.sql.__file__).parent / "schema.sql"
 REWRITE = "REDRIVE_WRITE_SCHEMA=1 make test TESTS=tests/test_migrate.py"
@@ -416,6 +419,51 @@ def test_this_code_runs_on_the_schema_of_the_release_before_and_on_no_older_one(
         demand_migrated(5, "redrive")
     with pytest.raises(NotMigrated, match='schema "redrive" is not installed in this database: run `redrive migrate`'):
         demand_migrated(0, "redrive")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("newer", ["worker", "schema"])
+def test_a_rolling_upgrade_under_load_costs_no_job_and_no_error(empty_db, newer):
+    """MG-07: workers of this release begin on the schema of the one before, and of this one on that of the next."""
+    step = "ALTER TABLE {jobs} ADD COLUMN colour text;\nALTER TABLE {workers} ADD COLUMN colour text DEFAULT 'red'"
+    later = (*migrations(), Migration(latest() + 1, "colour", step))
+    before, after = (migrations()[:-1], migrations()) if newer == "worker" else (migrations(), later)
+
+    def bring_to(steps: Sequence[Migration]) -> list[int]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(migrate, "migrations", lambda: tuple(steps))
+            return migrate.migrate(empty_db)
+
+    bring_to(before)
+    queue = Queue(empty_db, lease=2)
+    ran: Counter[int] = Counter()
+    troubles: list[events.TickFailed] = []
+
+    @queue.handler("job")
+    def job(payload, job):
+        ran[payload["n"]] += 1
+        if payload["n"] % 10 == 0 and job.attempt == 1:
+            raise Retry("once more", after=0.01)
+
+    end = events.subscribe(troubles.append, events.TickFailed)
+    with Inside(queue, queue), psycopg.connect(empty_db, autocommit=True) as conn:
+        for n in range(200):
+            queue.enqueue("job", {"n": n})
+            if n == 100:
+                assert bring_to(after) == [after[-1].version]
+        wait_for(
+            lambda: conn.execute("SELECT count(*) FROM redrive.jobs WHERE status <> 'succeeded'").fetchone() == (0,), 60
+        )
+    end()
+    queue.close()
+    assert troubles == []
+    assert ran == {n: 2 if n % 10 == 0 else 1 for n in range(200)}
+    assert installed_in(empty_db) == after[-1].version
+
+
+def installed_in(dsn: str) -> int:
+    with psycopg.connect(dsn) as conn:
+        return installed(conn, "redrive")
 
 
 APP = """

@@ -199,6 +199,7 @@ class JobsTable(RuleBasedStateMachine):
         self.ops += 1
         expected = self.model.live_key(key)
         [(job,)] = self.conn.execute("select redrive.enqueue(%s, key => %s)", [kind, key]).fetchall()
+        self._only_legal_edges(EDGES)
         self._inserted(job, key, created=expected is None, kind=kind, run_at=self.now)
 
     def _insert_by_hand(self, kind: str, key: str | None) -> None:
@@ -208,6 +209,7 @@ class JobsTable(RuleBasedStateMachine):
             [(job,)] = self.conn.execute(
                 "insert into redrive.jobs (kind, key) values (%s, %s) returning id", [kind, key]
             )
+        self._only_legal_edges(EDGES)
         if taken is None:
             self._inserted(job, key, created=True, kind=kind, run_at=self.ops)
 

@@ -568,6 +568,28 @@ def test_this_code_runs_without_schedules_on_the_schema_before_them_and_says_so_
     assert "run `redrive migrate`" in said[0].message
 
 
+def test_a_worker_without_the_rights_runs_its_jobs_and_says_once_what_it_lacks(db, conn, caplog, server_log):
+    """After an upgrade, before the grants were repeated."""
+    role = f"r_{conn.info.dbname}"
+    conn.execute(f"create role {role} login password 'x'; grant usage on schema redrive to {role}")
+    conn.execute(f"grant all on redrive.jobs, redrive.workers, redrive.failures, redrive.migrations to {role}")
+    queue = Queue(psycopg.conninfo.make_conninfo(db, user=role, password="x"))
+    queue.schedule(every="1h")(queue.handler("k")(lambda payload: None))
+    try:
+        with Inside(queue) as inside:
+            queue.enqueue("k")
+            wait_for(lambda: jobs(conn)[0].status == "succeeded" and inside.worker.scheduler.settled)
+            inside.worker._pulse.wake(inside.worker.scheduler)
+            assert inside.worker.complaints() == ""
+        queue.close()
+    finally:
+        conn.execute(f"drop owned by {role}; drop role {role}")
+    assert server_log.errors() == []
+    said = [record.message for record in caplog.records if "without schedules" in record.message]
+    assert len(said) == 1
+    assert "lacks SELECT, INSERT, UPDATE on schedules" in said[0]
+
+
 def test_a_worker_that_runs_once_enqueues_what_is_due_first(db, conn, queue):
     schedule(conn, at=clock(conn) - timedelta(seconds=1))
     queue.run(once=True)

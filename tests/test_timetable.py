@@ -83,6 +83,9 @@ def test_the_example_of_the_preview():
         ("@daily", "Asia/Tokyo", "2026-06-01T12:00Z", ["2026-06-01T15:00Z"]),
         (" @HOURLY ", "UTC", "2026-06-01T12:00Z", ["2026-06-01T13:00Z"]),
         ("30 * * * * *", "UTC", "2026-06-01T12:00Z", ["2026-06-01T12:00:30Z", "2026-06-01T12:01:30Z"]),
+        # half an hour comes twice, where cronsim's own steps lose the next slot; and half an hour is skipped
+        ("17 */6 * * *", "Australia/Lord_Howe", "2026-04-04T13:17Z", ["2026-04-04T19:47Z", "2026-04-05T01:47Z"]),
+        ("20,35 * * * *", "Australia/Lord_Howe", "2026-10-03T15:06Z", ["2026-10-03T15:35Z", "2026-10-03T15:50Z"]),
         ("30 0-23 * * *", "America/New_York", "2026-11-01T04:40Z", ["2026-11-01T05:30Z", "2026-11-01T06:30Z"]),
     ],
 )

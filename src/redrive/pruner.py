@@ -110,7 +110,7 @@ class Pruner(Service):
     async def _prune_slots(self, window: int) -> bool:
         """Remove a window of what became of schedules' slots; gives whether there is more."""
         schema, keep = self._control.schema, self._settings.retain_slots
-        if not keep or not (await self._control.run(named("scheduler_state", schema)))[0].installed:
+        if not keep or not (await self._control.run(named("scheduler_state", schema)))[0].allowed:
             return False
         return len(await self._control.run(named("prune_slots", schema, window=window, keep=keep))) == window
 

@@ -93,7 +93,7 @@ class Scheduler(Service):
         if not self._lack_told:
             self._lack_told = True
             lack = (
-                f"role {state.role} may not use schedules and schedule_slots: GRANT SELECT, INSERT, UPDATE"
+                f"{state.role} lacks SELECT, INSERT, UPDATE on schedules or SELECT, INSERT, DELETE on schedule_slots"
                 if state.installed
                 else "its tables are not there yet: run `redrive migrate`"
             )

@@ -2,8 +2,8 @@
 
 A timetable is a function from one instant to the next slot after it. It remembers nothing, so all workers come to the
 same slots, and what was missed can be worked out afterwards. Cron itself is cronsim's; what is ours is the change of
-clocks, for which it has rules for five fields only: fixed hours run once a local day, the first time that they come,
-and where clocks skip them at the first instant after; wildcard hours run every real hour.
+clocks: fixed hours run once a local day, the first time that they come, and where clocks skip them at the first instant
+after; wildcard hours run every real hour.
 """
 
 from __future__ import annotations
@@ -85,25 +85,30 @@ class Cron:
             before, since = _offset(local.replace(fold=0)), _offset(local)
             wall = _naive(_change(self.zone, after - (before - since), after) + before) - SECOND
         times = CronSim(self._text, wall)
-        while (slot := _instant(next(times), self.zone)) <= after:
+        while (slot := _first_instant(next(times), self.zone)) <= after:
             pass
         return slot
 
     def _every(self, after: datetime) -> datetime:
-        """Walk real time. In a gap that is no whole hour, the clock that was goes on: no hour is without its slot."""
-        times = CronSim(self._text, after.astimezone(self.zone))
-        while (slot := next(times).astimezone(UTC)) <= after:
-            pass
+        """Give the earliest of what the clock on the wall has next, what it comes back to, and what it skipped.
+
+        cronsim is asked about walls without a zone: its own steps through a change of half an hour lose slots. For a
+        time that was skipped the clock that was goes on, so that no real hour is without its slot.
+        """
+        local = after.astimezone(self.zone)
+        found = _instants(self._wall(_naive(local)), self.zone)
+        last = found[-1]
+        for low, high in {(after, min(last, after + DAY)), (max(after, last - DAY), last)}:
+            if _offset(low.astimezone(self.zone)) != _offset(high.astimezone(self.zone)):
+                change = _change(self.zone, low, high).astimezone(self.zone)
+                found += _instants(self._wall(_naive(change) - SECOND), self.zone)
         before = _offset((after - DAY).astimezone(self.zone))
-        if before >= _offset(slot.astimezone(self.zone)):
-            return slot
-        for wall in CronSim(self._text, _naive(after + before)):
-            skipped = wall.replace(tzinfo=UTC) - before
-            if skipped >= slot:
-                break
-            if _naive(wall.replace(tzinfo=self.zone).astimezone(UTC).astimezone(self.zone)) != wall:
-                return skipped
-        return slot
+        if before < _offset(local):
+            found += _instants(self._wall(_naive(after + before)), self.zone)
+        return min(slot for slot in found if slot > after)
+
+    def _wall(self, after: datetime) -> datetime:
+        return next(CronSim(self._text, after))
 
 
 @dataclass(frozen=True)
@@ -222,7 +227,13 @@ def _offset(local: datetime) -> timedelta:
     return local.utcoffset() or timedelta()
 
 
-def _instant(wall: datetime, where: tzinfo) -> datetime:
+def _instants(wall: datetime, where: tzinfo) -> list[datetime]:
+    """Give the instants at which clocks show this time: two where they come back to it, or when they would have."""
+    first, second = (wall.replace(tzinfo=where, fold=fold).astimezone(UTC) for fold in (0, 1))
+    return [first, second] if first < second else [first]
+
+
+def _first_instant(wall: datetime, where: tzinfo) -> datetime:
     """Give the first instant at which clocks show this time, or had skipped it."""
     instant = wall.replace(tzinfo=where).astimezone(UTC)
     if _naive(instant.astimezone(where)) == wall:

@@ -775,7 +775,7 @@ WHERE w.heartbeat_at < {clock}() - interval '1 day'
 SELECT t.schedules IS NOT NULL AND t.slots IS NOT NULL AS installed,
        coalesce(has_table_privilege(t.schedules, 'SELECT') AND has_table_privilege(t.schedules, 'INSERT')
                 AND has_table_privilege(t.schedules, 'UPDATE') AND has_table_privilege(t.slots, 'SELECT')
-                AND has_table_privilege(t.slots, 'INSERT'), false) AS allowed,
+                AND has_table_privilege(t.slots, 'INSERT') AND has_table_privilege(t.slots, 'DELETE'), false) AS allowed,
        current_user::text AS role
 FROM (SELECT to_regclass(format('%%I.schedules', {schema_name}::text)) AS schedules,
              to_regclass(format('%%I.schedule_slots', {schema_name}::text)) AS slots) t
