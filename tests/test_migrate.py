@@ -408,10 +408,9 @@ def test_the_tables_are_told_to_be_vacuumed_often_and_to_leave_room(conn):
     assert options["workers"] == ["fillfactor=50"]
 
 
-def test_this_code_runs_on_the_schema_of_the_release_before_and_on_no_older_one(monkeypatch):
-    monkeypatch.setattr(migrate, "latest", lambda: 7)
+def test_this_code_refuses_a_schema_that_is_too_old_and_names_both_versions(monkeypatch):
+    monkeypatch.setattr(migrate, "OLDEST_SCHEMA", 6)
     demand_migrated(8, "redrive")
-    demand_migrated(7, "redrive")
     demand_migrated(6, "redrive")
     with pytest.raises(
         NotMigrated, match='schema "redrive" is at version 5, this redrive needs 6: run `redrive migrate`'
@@ -427,7 +426,11 @@ def test_a_rolling_upgrade_under_load_costs_no_job_and_no_error(empty_db, newer)
     """MG-07: workers of this release begin on the schema of the one before, and of this one on that of the next."""
     step = "ALTER TABLE {jobs} ADD COLUMN colour text;\nALTER TABLE {workers} ADD COLUMN colour text DEFAULT 'red'"
     later = (*migrations(), Migration(latest() + 1, "colour", step))
-    before, after = (migrations()[:-1], migrations()) if newer == "worker" else (migrations(), later)
+    oldest = tuple(each for each in migrations() if each.version <= migrate.OLDEST_SCHEMA)
+    if newer == "worker" and oldest == migrations():  # the first that is released: what comes next adds something
+        before, after = migrations(), later
+    else:
+        before, after = (oldest, migrations()) if newer == "worker" else (migrations(), later)
 
     def bring_to(steps: Sequence[Migration]) -> list[int]:
         with pytest.MonkeyPatch.context() as patch:
