@@ -26,7 +26,21 @@ ENVIRONMENTS = ROOT / ".venv-matrix"
 TOOLS = ("pytest>=9", "pytest-xdist>=3.6", "hypothesis>=6.100", "pydantic>=2.9")
 
 SHORT = ("guarantees", "sql")
-SUITE = (*SHORT, "interleavings", "run", "crash", "migrate", "store", "queue", "writer", "reaper", "pruner", "model", "fuzz", "cli_mend")
+SUITE = (
+    *SHORT,
+    "interleavings",
+    "run",
+    "crash",
+    "migrate",
+    "store",
+    "queue",
+    "writer",
+    "reaper",
+    "pruner",
+    "model",
+    "fuzz",
+    "cli_mend",
+)
 POOLED = ("pooler", "guarantees")
 
 POSTGRES = ("12", "13", "14", "15", "16", "17", "18")

@@ -155,5 +155,5 @@ def test_passwords_are_not_shown():
 @pytest.mark.parametrize("lease", ["1ms", "0.99", 0.5])
 def test_a_lease_too_short_for_any_database_is_refused(lease):
     """CR-06: a worker that lives would be taken for dead."""
-    with pytest.raises(InvalidOption, match="lease is .* at least 1 s"):
+    with pytest.raises(InvalidOption, match=r"lease is .* at least 1 s"):
         load({"lease": lease})
