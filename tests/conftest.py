@@ -33,7 +33,7 @@ SETTINGS = {
     "max_connections": "300",
     "max_prepared_transactions": "10",
     # of make matrix
-    **dict([os.environ["MATRIX_SETTINGS"].split("=", 1)] if "MATRIX_SETTINGS" in os.environ else []),
+    **dict(each.split("=", 1) for each in os.environ.get("MATRIX_SETTINGS", "").split(";") if each),
 }
 
 # `make matrix` lets the workers go through a pooler

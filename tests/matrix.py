@@ -49,12 +49,13 @@ DATABASE = {
     "repeatable read": {"MATRIX_SETTINGS": "default_transaction_isolation=repeatable read"},
     "serializable": {"MATRIX_SETTINGS": "default_transaction_isolation=serializable"},
     "Asia/Tokyo": {"MATRIX_SETTINGS": "timezone=Asia/Tokyo"},
+    "serializable in Asia/Tokyo": {"MATRIX_SETTINGS": "default_transaction_isolation=serializable;timezone=Asia/Tokyo"},
     "UTF8": {"MATRIX_ENCODING": "UTF8"},
     "LATIN1": {"MATRIX_ENCODING": "LATIN1"},
     "SQL_ASCII": {"MATRIX_ENCODING": "SQL_ASCII"},
     "pgbouncer": {"MATRIX_POOLER": "1"},
 }
-FEW = {"postgres": "12", "python": PYTHON[-1], "database": "serializable,Asia/Tokyo,LATIN1,pgbouncer"}
+FEW = {"postgres": "12", "python": PYTHON[-1], "database": "serializable in Asia/Tokyo,LATIN1,pgbouncer"}
 
 
 class NotHere(Exception):

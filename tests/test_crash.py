@@ -236,3 +236,43 @@ def test_a_worker_that_is_not_sure_to_be_alive_begins_nothing_and_hands_it_back_
     assert [(one.job.id, one.outcome) for one in done] == [(number, HandedBack()) for number in range(3)]
     assert ran == []
     queue.close()
+
+
+FROZEN = """
+import os, select, time
+import psycopg
+from redrive import Queue
+
+queue = Queue()
+
+
+@queue.handler("quick")
+async def quick(payload, job):
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+        conn.execute("insert into public.begun values (%s)", [job.id])
+
+
+@queue.handler("blocks", priority=1)
+async def blocks(payload):
+    select.select([], [], [], 4.5)
+"""
+
+
+def test_what_was_claimed_before_a_freeze_is_not_begun_after_it_though_the_heart_beats_again(conn, start_worker):
+    """The loop is blocked when the worker is thawed, so its next beat is answered before it looks at what waits."""
+    conn.execute("create table public.begun (job bigint)")
+    frozen = start_worker(FROZEN, *HASTY, "--concurrency", "1")
+    conn.execute("insert into redrive.jobs (kind) select 'quick' from generate_series(1, 300)")
+    wait_for(lambda: states(conn) == {"succeeded": 300}, 30)
+    conn.execute(
+        "insert into redrive.jobs (kind, priority) select case i when 1 then 'blocks' else 'quick' end, i"
+        " from generate_series(1, 6) i"
+    )
+    waiting = "select count(*) from redrive.jobs where kind = 'quick' and status = 'running'"
+    wait_for(lambda: conn.execute(waiting).fetchone()[0] >= 1)
+    frozen.pause()
+    start_worker(FROZEN, *HASTY, "--kinds", "quick")
+    wait_for(lambda: conn.execute("select count(*) from public.begun").fetchone() == (305,), 20)
+    frozen.resume()
+    wait_for(lambda: conn.execute("select bool_and(status = 'succeeded') from redrive.jobs").fetchone() == (True,), 30)
+    assert conn.execute("select count(*) from public.begun").fetchone() == (305,)

@@ -8,6 +8,7 @@ import time
 import psycopg
 import pytest
 
+from chaos.pooler import pooler
 from engine import insert, measured, row, sentries, states, status
 from redrive import Queue
 from support import wait_for
@@ -112,3 +113,24 @@ def test_the_queues_own_connections_go_through_a_pooler_ln_03(logged, pgbouncer,
     queue.close()
     assert_clean(pgbouncer, conn, server_log)
     assert server_log.errors() == []
+
+
+def test_a_heartbeat_behind_a_pooler_does_not_wait_for_jobs_that_somebody_has_locked(
+    pgbouncer_program, conn, db, start_worker
+):
+    """Reaper and cancel requests share its connection, and a pooler takes no lock_timeout from us."""
+    lease = 3.0
+    source = SOURCE.replace("return time.time()", "await __import__('asyncio').sleep(60)")
+    age = "select extract(epoch from clock_timestamp() - heartbeat_at)::float8 from redrive.workers"
+    ages = []
+    with pooler(pgbouncer_program, db, size=10) as through:
+        start_worker(source, "--lease", str(lease), dsn=through)
+        insert(conn, "job")
+        wait_for(lambda: states(conn) == {"running": 1})
+        with psycopg.connect(db) as other:
+            other.execute("lock table redrive.jobs in access exclusive mode")
+            end = time.monotonic() + 2 * lease + 1
+            while time.monotonic() < end:
+                ages.append(conn.execute(age).fetchone()[0])
+                time.sleep(0.05)
+    assert max(ages) < lease

@@ -6,6 +6,7 @@ that is stuck: the row says so. What needs the same independence turns here too:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -52,6 +53,7 @@ class Heartbeat(Service):
         complaints: Callable[[], str],
         cancel: Callable[[int], None],
         lose: Callable[[ClaimedJob], None],
+        give_up: Callable[[], None],
         main_loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(database)
@@ -73,6 +75,8 @@ class Heartbeat(Service):
         self._complaints = complaints
         self._cancel = cancel
         self._lose = lose
+        self._give_up = give_up
+        self._broken = False
         self._main_loop = main_loop
         self._main_thread = threading.get_ident()
         self._beat_at = 0.0
@@ -116,6 +120,11 @@ class Heartbeat(Service):
             self.evidence_since = 0.0
             raise
         now = time.monotonic()
+        if self._answered_at and now - self._answered_at > settings.lease * 2 / 3:
+            # Taken for dead meanwhile, perhaps, and this beat would hide it from what was claimed before.
+            self._broken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and so will this thread
+                self._main_loop.call_soon_threadsafe(self._begin_anew)
         # Late or slow by more than a beat: frozen, cut off, or the server was; begin to gather evidence anew.
         if not self.evidence_since or now - self._answered_at > 2 * settings.beat_every + 1.0:
             self.evidence_since = now
@@ -127,10 +136,9 @@ class Heartbeat(Service):
     async def _look_after(self, jobs: list[ClaimedJob], now: float) -> None:
         schema, worker = self._control.schema, self._facts["name"]
         params: dict[str, Any] = {"ids": [job.id for job in jobs], "worker": worker}
-        claims = [job.claim for job in jobs]
-        found = {
-            row.id: row for row in await self._control.run(named("cancel_requests", schema, claims=claims, **params))
-        }
+        asked = named("cancel_requests", schema, claims=[job.claim for job in jobs], **params)
+        # The jobs may be locked, and behind a pooler there is no lock_timeout; the next beat must not wait for that.
+        found = {row.id: row for row in await self._control.run(asked, timeout=max(0.5, self._settings.beat_every / 2))}
         for job in jobs:
             row = found.get(job.id)
             if row is None:
@@ -162,12 +170,17 @@ class Heartbeat(Service):
     @property
     def fresh(self) -> bool:
         """Whether the last beat is young enough for this worker to take on more."""
-        return bool(self.beats) and time.monotonic() - self._answered_at < self._settings.lease * 2 / 3
+        unbroken = bool(self.beats) and not self._broken
+        return unbroken and time.monotonic() - self._answered_at < self._settings.lease * 2 / 3
 
     @property
     def loop_blocked(self) -> bool:
         """Whether the event loop has not turned for a while: a handler blocks it."""
         return self._blocked
+
+    def _begin_anew(self) -> None:
+        self._give_up()
+        self._broken = False
 
     def _sign(self) -> None:
         self._pulse = time.monotonic()

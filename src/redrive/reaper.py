@@ -83,41 +83,46 @@ class Reaper(Service):
 
     async def _orphaned(self, now: float) -> list[str]:
         """Holders of jobs that have had no row in workers for a lease: a living one would have brought its row back."""
-        rows = await self._control.run(named("ownerless_holders", self._control.schema, own_name=OWN_NAME))
+        rows = await self._ask("ownerless_holders", own_name=OWN_NAME)
         since = self._heartbeat.evidence_since
         self._ownerless = {row.name: max(since, self._ownerless.get(row.name, now)) for row in rows}
         return [name for name, seen in self._ownerless.items() if now - seen >= self._settings.lease]
 
     async def _reap(self, orphaned: list[str]) -> int:
-        schema = self._control.schema
         settings = self._settings
-        reaped = await self._control.run(
-            named(
-                "reap_jobs",
-                schema,
-                own_name=OWN_NAME,
-                judge=self.database.worker,
-                orphaned=orphaned,
-                lease=settings.lease,
-                foreign_age=settings.foreign_lease,
-                max_crashes=settings.max_crashes,
-            ),
+        reaped = await self._ask(
+            "reap_jobs",
             given=self._may_judge,
+            own_name=OWN_NAME,
+            judge=self.database.worker,
+            orphaned=orphaned,
+            lease=settings.lease,
+            foreign_age=settings.foreign_lease,
+            max_crashes=settings.max_crashes,
         )
         for row in reaped:
             self._tell(row)
-        buried = await self._control.run(named("bury_hopeless", schema))
+        buried = await self._ask("bury_hopeless")
         for row in buried:
             self._tell(row)
         if reaped:
-            await self._control.run(named("wake", schema))
+            await self._ask("wake")
         ended: list[Any] = []
         if self._silent or reaped:
-            ended = await self._control.run(named("end_silent_sentries", schema), given=self._may_judge)
+            ended = await self._ask("end_silent_sentries", given=self._may_judge)
             self._silent = False
         if reaped or ended:
             self.on_reaped()
         return max(len(reaped), len(buried))
+
+    async def _ask(self, name: str, given: Callable[[], bool] | None = None, **params: Any) -> list[Any]:
+        """Say a statement on the heartbeat's connection, for no longer than the next beat can wait.
+
+        The jobs may be locked for as long as a migration takes, and behind a pooler there is no lock_timeout: this
+        worker would be silent, and taken for dead by those that are not behind it.
+        """
+        statement = named(name, self._control.schema, **params)
+        return await self._control.run(statement, timeout=max(1.0, self._settings.beat_every), given=given)
 
     def _tell(self, row: Any) -> None:
         job: dict[str, Any] = {

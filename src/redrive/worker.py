@@ -146,6 +146,7 @@ class Worker:
             complaints=self.complaints,
             cancel=self.slots.cancel,
             lose=self.slots.lose,
+            give_up=lambda: self.writer.hand_back(self.slots.take_unstarted()),
             main_loop=asyncio.get_running_loop(),
         )
         self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
