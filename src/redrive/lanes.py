@@ -31,7 +31,7 @@ MOST_PIECES = 500
 DEAR = 0.005
 """Seconds beyond a worker's quickest looks that make a look from the head a dear one; a job that it brings counts as
 a fiftieth of that."""
-STRIKES = 2
+STRIKES = 3
 SWEEP_EVERY = 1.0
 """Seconds after which rich lanes too are looked at from their heads, where that is cheap."""
 STARVING = 60.0
@@ -336,9 +336,10 @@ class Lanes:
         self._singly = max(0, self._singly - 1)
 
     def _judge(self, took: float, jobs: int, now: float) -> None:
-        """Stop looking from the heads once that was dear twice running: once, it may have been a busy machine."""
-        self._strikes = self._strikes + 1 if took > self._dear_from(jobs) else 0
-        if self._strikes == STRIKES:
+        """Stop looking from the heads once that was dear three times running: once, it may have been a busy machine."""
+        dear = self._dear_from(jobs)
+        self._strikes = self._strikes + 1 if took > dear else 0
+        if self._strikes == STRIKES or took > 10 * dear:
             self.heads_are_cheap, self._strikes, self._spent, self.swept_until = False, 0, 0.0, now
             self._behind.clear()
 
