@@ -23,7 +23,7 @@ from chaos.programs import TETHER
 
 ROOT = Path(__file__).parents[1]
 APPLICATION = "chaos.application:queue"
-LEASE = 3.0
+LEASE = 5.0
 GRACE = 1.0
 CONCURRENCY = 5
 POLL = 1.0

@@ -169,7 +169,7 @@ class Evidence:
 
     def excuse(self, worker: str | None, since: float, until: float) -> str:
         """Say why a worker may have been taken for dead between *since* and *until*; empty if nothing."""
-        life = self.life(worker, since)
+        life = self.life(worker, until)  # since when it matters may be before its start
         if life is None:
             return ""
         if life.gone <= until:

@@ -19,13 +19,13 @@ GRAND = {
 """One at a time, and alone: they strike everybody."""
 SMALL = {
     "kill": (0.0, 0.0),
-    "freeze": (4.0, 6.0),
+    "freeze": (6.0, 8.0),
     "stop": (0.0, 0.0),
     "end a session": (0.0, 0.0),
     "cut": (0.0, 0.0),
     "delay": (1.0, 3.0),
     "half-close": (0.0, 0.0),
-    "black hole": (1.0, 5.0),
+    "black hole": (1.0, 7.0),
     "refuse": (0.5, 2.0),
     "swallow an answer": (1.0, 2.0),
     "row locks": (1.0, 3.0),

@@ -231,6 +231,14 @@ def test_a_repeat_is_explained_by_what_happened_to_its_own_worker_and_by_nothing
     assert bool(check(evidence)["living_reaped"]) is (why == "")
 
 
+def test_a_worker_that_had_just_started_is_excused_as_any_other():
+    evidence = good()
+    evidence.lives[0] = Life(10, "one", 3.9)
+    evidence.cut_off.append(("network", 4.5, 8.5))
+    assert [repeat.why for repeat in repeats(evidence)] == ["cut off"]
+    assert check(evidence)["living_reaped"] == []
+
+
 def test_a_retry_a_snooze_and_a_hand_back_of_a_stopped_worker_are_no_unexplained_repeats():
     evidence = good()
     evidence.lives[0] = Life(10, "one", 0.0)

@@ -122,7 +122,7 @@ class Reaper(Service):
         worker would be silent, and taken for dead by those that are not behind it.
         """
         statement = named(name, self._control.schema, **params)
-        return await self._control.run(statement, timeout=max(1.0, self._settings.beat_every), given=given)
+        return await self._control.run(statement, timeout=max(1.0, self._settings.beat_every / 2), given=given)
 
     def _tell(self, row: Any) -> None:
         job: dict[str, Any] = {
