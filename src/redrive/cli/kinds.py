@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from redrive.cli import screen
 from redrive.cli.exits import PROBLEM
-from redrive.cli.options import as_json, database, examples
+from redrive.cli.options import as_json, database, examples, operator
 from redrive.cli.screen import Cell
 from redrive.cli.session import session
 from redrive.cli.times import When, after
@@ -67,7 +66,7 @@ def pause(
     with session(database_url, schema) as now:
         row = now.queue.kinds.pause(
             _one(kind, everything=everything),
-            by=by or _user(),
+            by=by or operator(),
             reason=reason,
             until=after(until, now.now),
             connection=now.conn,
@@ -210,10 +209,3 @@ def _why(row: Kind, now: datetime) -> str:
     until = f", until {row.paused_until:%Y-%m-%d %H:%M:%S %Z}" if row.paused_until else ""
     ago = screen.ago(row.paused_at, now) if now - row.paused_at > timedelta(seconds=1) else "now"
     return f"paused {ago}{by}{until}" + (f": {row.paused_reason}" if row.paused_reason else "")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return ""

@@ -6,6 +6,7 @@ goes over the environment, what is typed goes over both, in every command alike.
 
 from __future__ import annotations
 
+import getpass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -79,3 +80,11 @@ def connected(database_url: str | None, schema: str | None) -> Queue:
     if not queue.settings.database_url:
         raise NoDatabase("no database is named: give --database-url, or set REDRIVE_DATABASE_URL or DATABASE_URL")
     return queue
+
+
+def operator() -> str:
+    """Name the user of the shell, for who did what; empty where the account has no name, as in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

@@ -5,7 +5,6 @@ No time is shown without its zone. ``next`` needs no database: it asks the same 
 
 from __future__ import annotations
 
-import getpass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import click
 from redrive.cli import screen
 from redrive.cli.enqueue import read_payload
 from redrive.cli.exits import Trouble
-from redrive.cli.options import application, as_json, database, examples
+from redrive.cli.options import application, as_json, database, examples, operator
 from redrive.cli.screen import Cell
 from redrive.cli.session import Session, session
 from redrive.cli.target import load_queue
@@ -175,7 +174,7 @@ def pause(
     """Enqueue nothing for a schedule until it is resumed. What comes due meanwhile is not made up for."""
     with session(database_url, schema) as now:
         _demand_tables(now)
-        row = now.queue.schedules.pause(name, by=by or _user(), reason=reason, connection=now.conn)
+        row = now.queue.schedules.pause(name, by=by or operator(), reason=reason, connection=now.conn)
     _tell(row, as_json=as_json)
 
 
@@ -337,10 +336,3 @@ def _local(when: datetime | None, timezone: str) -> str:
 
 def _utc(when: datetime) -> str:
     return when.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # an account without a name, as in containers
-        return ""
