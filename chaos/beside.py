@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from chaos.tables import table
@@ -19,8 +20,6 @@ sooner gives more of its jobs to others while it is only frozen or cut off.
 """
 SETTINGS = ("", "recovery", "states of the jobs at the end")
 HEAD = ("", "never finished", "begun twice", "finished twice", "workers that ended by themselves")
-
-
 TITLE = "## Beside its peers"
 
 
@@ -30,7 +29,7 @@ def section() -> list[str]:
         return []
     results: dict[str, Any] = json.loads(RESULTS.read_text())
     faults = ", ".join(f"{times} times {name}" for name, times in sorted(results["faults"].items()))
-    words = WORDS.format(**results | {"faults": faults})
+    words = f"\n{fill(WORDS.format(**results | {'faults': faults}), 120)}\n"
     return [TITLE, words, table(HEAD, rows(results)), "", table(SETTINGS, settings(results))]
 
 
