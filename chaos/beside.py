@@ -29,7 +29,7 @@ def section() -> list[str]:
         return []
     results: dict[str, Any] = json.loads(RESULTS.read_text())
     faults = ", ".join(f"{times} times {name}" for name, times in sorted(results["faults"].items()))
-    words = f"\n{fill(WORDS.format(**results | {'faults': faults}), 120)}\n"
+    words = f"\n{fill(WORDS.format(**results | {'faults': faults}).strip(), 120)}\n"
     return [TITLE, words, table(HEAD, rows(results)), "", table(SETTINGS, settings(results))]
 
 

@@ -338,7 +338,8 @@ def test_a_reset_by_the_server_reaches_the_client_through_the_proxy():
                 assert client.recv(1) == b""
 
 
-def test_the_report_names_every_fault_and_every_statement_and_is_no_page_of_errors():
+def test_the_report_names_every_fault_and_every_statement_and_is_no_page_of_errors(tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "RESULTS", tmp_path / "none")
     struck = [
         Struck(Planned(1.0, "failover", 0.0, 0.5), 1.0, recovery=2.5),
         Struck(Planned(2.0, "kill", 0.0, 0.5), 2.0),
