@@ -8,6 +8,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -117,9 +118,9 @@ class TestClaim:
 
     def test_jobs_are_handed_to_the_slots_by_priority_then_age_then_id(self, db, conn):
         for priority, age in itertools.product((9, 0, 5), (1, 3, 2)):
-            plain_insert(conn, "k", priority=priority, run_at=f"2026-01-0{4 - age}")
+            plain_insert(conn, "k", priority=priority, run_at=datetime.now(UTC) - timedelta(seconds=10 * age))
         jobs = taken(db, rounds=2)
-        order = [(job.priority, job.run_at.day, job.id) for job in jobs]
+        order = [(job.priority, job.run_at, job.id) for job in jobs]
         assert order == sorted(order)
         assert len(order) == 9
 

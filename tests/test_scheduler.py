@@ -551,28 +551,13 @@ def test_a_handler_that_blocks_the_loop_holds_up_no_schedule_ct_07(db, conn, que
             ended.set()
 
 
-def test_this_code_runs_without_schedules_on_the_schema_before_them_and_says_so_once(db, conn, caplog):
-    conn.execute(
-        "drop table redrive.schedules, redrive.schedule_slots; delete from redrive.migrations where version > 1"
-    )
-    queue = Queue(db)
-    queue.schedule(every="1h")(queue.handler("k")(lambda payload: None))
-    with Inside(queue) as inside:
-        queue.enqueue("k")
-        wait_for(lambda: jobs(conn)[0].status == "succeeded")
-        wait_for(lambda: inside.worker.scheduler.settled)
-        wait_for(lambda: inside.worker.pruner.turned and True)
-        assert inside.worker.complaints() == ""
-    said = [record for record in caplog.records if "without schedules" in record.message]
-    assert len(said) == 1
-    assert "run `redrive migrate`" in said[0].message
-
-
 def test_a_worker_without_the_rights_runs_its_jobs_and_says_once_what_it_lacks(db, conn, caplog, server_log):
     """After an upgrade, before the grants were repeated."""
     role = f"r_{conn.info.dbname}"
     conn.execute(f"create role {role} login password 'x'; grant usage on schema redrive to {role}")
-    conn.execute(f"grant all on redrive.jobs, redrive.workers, redrive.failures, redrive.migrations to {role}")
+    conn.execute(
+        f"grant all on redrive.jobs, redrive.workers, redrive.failures, redrive.migrations, redrive.kinds to {role}"
+    )
     queue = Queue(psycopg.conninfo.make_conninfo(db, user=role, password="x"))
     queue.schedule(every="1h")(queue.handler("k")(lambda payload: None))
     try:

@@ -159,6 +159,11 @@ class Control:
                 self.drop()
             raise
 
+    async def ready(self) -> None:
+        """Open the connection ahead of a statement whose time is to be measured."""
+        async with self._lock:
+            await self.open()
+
     async def open(self) -> psycopg.AsyncConnection[Any]:
         """Give the open connection, opening it if need be."""
         if (conn := self.connection) is not None:

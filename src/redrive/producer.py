@@ -253,7 +253,7 @@ class Producer(Service):
 
     async def _survey(self) -> bool:
         more, from_heads = True, self._lanes.heads_are_cheap
-        await self._control.open()  # not to be counted
+        await self._control.ready()  # to open it is not to be counted
         while more:
             began = time.monotonic()
             rows = await self._control.run(store.survey(self._control.schema, **self._lanes.look()))
