@@ -189,6 +189,30 @@ class TestClaim:
 
         asyncio.run(scenario())
 
+    def test_what_was_claimed_before_a_silence_and_is_known_only_after_it_is_not_begun(self, db, conn):
+        """Others may have taken it: found by chaos. What is still ours is given back, and its try with it."""
+        job_id = plain_insert(conn, "k", attempts=2)
+
+        async def scenario() -> None:
+            async with rig(db) as held:
+                ask = held.claim.run
+
+                async def late(statement: Any, **more: Any) -> Any:
+                    found = await ask(statement, **more)
+                    if b"UPDATE" in statement.sql:
+                        held.producer.breaks += 1
+                    return found
+
+                held.claim.run = late
+                await held.producer.tick()
+                assert row(conn, job_id).status == "running"
+                assert not held.slots.in_flight
+                held.claim.run = ask
+                [job] = await held.take(2)
+                assert (job.id, job.attempt) == (job_id, 3)
+
+        asyncio.run(scenario())
+
     def test_a_claim_whose_answer_was_lost_is_given_back_at_the_next_turn(self, db, conn):
         """CN-04: the row says running and nobody has it in hand."""
         job_id = plain_insert(conn, "k", attempts=2)

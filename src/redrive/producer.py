@@ -82,6 +82,8 @@ class Producer(Service):
         super().__init__(database)
         self.found: bool | None = None
         """Whether there was anything to take since the last :meth:`ask`; None while that isn't known."""
+        self.breaks = 0
+        """How often this worker was silent for so long that others may have taken its jobs."""
         self._control = control
         self._slots = slots
         self._listener = listener
@@ -318,15 +320,9 @@ class Producer(Service):
             if time.monotonic() >= self._survey_at + SUSPECT_AFTER:
                 await self._survey()  # another worker may have taken it
             return TRIAL_LOOK
-        limited = self._lanes.limits.keys() & set(self._kinds)
-        if limited:
-            jobs = await self._take_limited(
-                sorted(limited),
-                lambda locked: store.claim_alone(self._holder, kinds=self._kinds, locked=locked),
-                always=True,
-            )
-        else:
-            jobs = await self._take(self._control.run(store.claim_alone(self._holder, kinds=self._kinds, locked=[])))
+        jobs = await self._take_limited(
+            self._kinds, lambda locked: store.claim_alone(self._holder, kinds=self._kinds, locked=locked), always=True
+        )
         if jobs:
             self._trial_was_last, self.found = True, True
             self._slots.add_alone(jobs[0])
@@ -343,8 +339,11 @@ class Producer(Service):
         )
 
     async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:
-        self._in_doubt = True
+        self._in_doubt, breaks = True, self.breaks
         jobs = await claim
+        if breaks != self.breaks:  # others may have them by now: what is still ours goes back with the next turn
+            self._call()
+            return []
         self._in_doubt = False
         return jobs
 

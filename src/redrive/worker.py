@@ -146,7 +146,7 @@ class Worker:
             complaints=self.complaints,
             cancel=self.slots.cancel,
             lose=self.slots.lose,
-            give_up=lambda: self.writer.hand_back(self.slots.take_unstarted()),
+            give_up=self._begin_anew,
             main_loop=asyncio.get_running_loop(),
         )
         self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
@@ -177,6 +177,11 @@ class Worker:
 
     def _control(self, role: str) -> Control:
         return Control(self.settings.database_url, self.settings.schema, f"{role} {self.name}")
+
+    def _begin_anew(self) -> None:
+        """After a silence in which others may have taken this worker's jobs: begin none of those claimed before."""
+        self.producer.breaks += 1
+        self.writer.hand_back(self.slots.take_unstarted())
 
     def _known(self) -> list[int]:
         return [*self.slots.held(), *self.writer.held()]
