@@ -359,6 +359,30 @@ class TestMarks:
         surveyed(lanes, found("a", due_in=5, number=7))
         assert lanes.plan(1, many, 1.0).lanes[0].trail.mark == (micros(5), 6)
 
+    def test_a_lane_that_fills_its_quota_with_late_jobs_goes_on_where_it_stopped_and_not_at_the_mark(self):
+        """A long COPY: it is committed after a survey that had moved the mark past the start of its transaction."""
+        lanes = Lanes(["a"])
+        surveyed(lanes, took=20 * DEAR)
+        surveyed(lanes)
+        table = Table()
+        table.add(*(job("a", n, at=-0.5) for n in range(1, 101)))
+        taken = []
+        for _ in range(10):
+            plan = lanes.plan(10, many, 1.0)
+            taken += lanes.claimed(plan, table.claim(plan), QUICK, 1.0)
+        assert [one.id for one in taken] == list(range(1, 101))
+
+    def test_a_lane_that_others_have_emptied_is_rich_no_more(self):
+        """While looks from the heads are dear; and a survey moves a rich lane on, over what others have taken of it."""
+        lanes = Lanes(["a"])
+        surveyed(lanes, took=20 * DEAR)
+        plan = lanes.plan(1, many, 1.0)
+        lanes.claimed(plan, [job("a", 1, at=-9)], QUICK, 1.0)
+        surveyed(lanes, found("a", due_in=-3, number=70))
+        assert list(lanes.plan(1, many, 1.0).starts) == [(micros(-3), 69)]
+        surveyed(lanes)
+        assert not lanes.any_rich
+
     def test_a_claim_that_takes_its_time_because_it_brings_much_is_not_dear(self):
         table = Table()
         table.add(*(job("a", n) for n in range(1000)))

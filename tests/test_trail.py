@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrive.trail import HEAD, LOOK_BACK, MOST, STRIDE, Point, Trail
+from redrive.trail import HEAD, LOOK_BACK, MOST, STRIDE, STRIDES_BACK, Point, Trail
 
 SECOND = 1_000_000
 POINTS = st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1))
@@ -38,8 +38,8 @@ def test_a_piece_holds_a_stride_of_jobs_however_few_a_claim_takes():
 def test_shortly_before_is_two_seconds_but_never_more_than_a_few_strides():
     lone = walked((10 * SECOND, 1))
     assert lone.shortly_before() == (10 * SECOND - LOOK_BACK, 0)
-    quick = walked(*((10 * SECOND + n, n) for n in range(1, 9)))
-    assert quick.shortly_before() == (10 * SECOND + 6, 6)
+    quick = walked(*((10 * SECOND + n, n) for n in range(1, 20)))
+    assert quick.shortly_before() == (10 * SECOND + 19 - 1 - STRIDES_BACK, 18 - STRIDES_BACK)
 
 
 @given(points=st.lists(POINTS, max_size=30), splits=st.lists(st.integers(0, 60), max_size=30))

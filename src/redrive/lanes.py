@@ -2,7 +2,7 @@
 
 A lane is a kind, a priority and a lane name. The order is priority, then turn and turn about, so that a flood of one
 kind does not starve another. A *rich* lane filled its last quota: there is more where it stopped, so the next claim
-starts there, at its mark, over the dead entries that a long transaction elsewhere may keep. Any other lane is looked
+starts there, over the dead entries that a long transaction elsewhere may keep. Any other lane is looked
 at from its head, as long as that is not measured to be dear. While it is, lanes are looked at from shortly before
 their marks, and for jobs that were committed late the way behind is looked through piece by piece.
 """
@@ -62,6 +62,8 @@ class Lane:
     due_since: float = float("inf")
     """Since when, at least, its first job is due, monotonic seconds; infinity where none is known to be."""
     trail: Trail = field(default_factory=Trail)
+    at: Point = HEAD
+    """Where the last claim that found something stopped; behind the mark, if what it found was committed late."""
 
 
 class Limit(NamedTuple):
@@ -194,7 +196,9 @@ class Lanes:
         else:  # nothing that is visible comes before what was found, so there is nothing to walk over once more
             for key, lane in self._lanes.items():
                 first = firsts.get(key)
-                lane.trail.advance((last.run_at, 0) if first is None else (first.run_at, first.id - 1), 0)
+                before = (last.run_at, 0) if first is None else (first.run_at, first.id - 1)
+                lane.trail.advance(before, 0)
+                lane.at, lane.rich = max(lane.at, before), lane.rich and first is not None
         for key in [key for key, lane in self._lanes.items() if lane.seen < now - FORGET_AFTER]:
             del self._lanes[key]
             self._turn.remove(key)
@@ -247,7 +251,8 @@ class Lanes:
             reached = not full or len(ordered) < plan.limit
             taken = found.get((lane.kind, lane.priority, lane.name), [])
             if taken:
-                lane.trail.advance(_by_time(taken[-1]), len(taken))
+                lane.at = _by_time(taken[-1])
+                lane.trail.advance(lane.at, len(taken))
                 lane.seen = max(lane.seen, now)
                 lane.due_since = min(now, taken[-1].due / 1e6 + self._clock)
                 ordered += taken
@@ -349,7 +354,7 @@ class Lanes:
 
     def _start(self, lane: Lane) -> Point:
         if lane.rich:
-            return lane.trail.mark
+            return lane.at
         return HEAD if self.heads_are_cheap else lane.trail.shortly_before()
 
     def _add(self, key: Key, *, now: float, rich: bool) -> Lane:

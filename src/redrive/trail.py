@@ -16,6 +16,8 @@ LOOK_BACK = 2_000_000
 """Microseconds behind the mark from which a claim starts where the lane isn't known to hold more."""
 STRIDE = 2000
 """Jobs claimed from one point to the next."""
+STRIDES_BACK = 5
+"""The same in strides, which is less where jobs go through quickly: some milliseconds over dead entries."""
 MOST = 512
 """Points that are kept; then every other is forgotten, and the pieces are twice as long."""
 _HOUR = 3_600_000_000
@@ -52,7 +54,7 @@ class Trail:
         """Give where to start for jobs that were committed a little late, at most a few thousand jobs back."""
         if self.mark is HEAD:
             return HEAD
-        return max((self.mark[0] - LOOK_BACK, 0), self._points[max(0, len(self._points) - 3)])
+        return max((self.mark[0] - LOOK_BACK, 0), self._points[max(0, len(self._points) - 2 - STRIDES_BACK)])
 
     def pieces(self) -> list[tuple[Point, Point]]:
         """List the way from the head to the mark in pieces: each begins after its first point and includes its last."""
