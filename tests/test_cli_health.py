@@ -242,3 +242,19 @@ def test_every_reason_is_a_line(db, conn):
 
 def test_an_age_that_is_none_is_a_wrong_value(db):
     redrive(db, "health", "--max-age", "old", code=2)
+
+
+def test_a_pause_is_a_note_and_what_waits_because_of_it_is_told_so(db, conn):
+    """A pause that somebody forgot stops jobs in silence."""
+    beat(conn, kinds=["mail", "export"])
+    redrive(db, "pause", "mail", "--by", "ada", "--reason", "the provider is down")
+    [note] = answer(db, "health")["notes"]
+    assert note.startswith("kind mail is paused ")
+    assert note.endswith("by ada: the provider is down: `redrive resume mail`")
+    insert(conn, "mail", run_at="2020-01-01")
+    [late] = problems(db)
+    assert late.endswith("; the kind is paused, see `redrive kinds`")
+    redrive(db, "resume", "mail")
+    redrive(db, "limit", "mail", "--running", 1)
+    [late] = problems(db)
+    assert late.endswith("; the kind has limits, see `redrive kinds`")

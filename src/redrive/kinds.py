@@ -50,6 +50,17 @@ class Kind:
     running: int
     """Jobs of the kind that run, in all workers."""
 
+    @property
+    def limited(self) -> bool:
+        """Whether it has limits."""
+        return any((self.running_most, self.rate, self.lane_running_most, self.lane_rate))
+
+    def pause_in_words(self, since: str) -> str:
+        """Say since when it is paused, as *since* has it, by whom, until when and why."""
+        by = f" by {self.paused_by}" if self.paused_by else ""
+        until = f", until {self.paused_until:%Y-%m-%d %H:%M:%S %Z}" if self.paused_until else ""
+        return f"paused {since}{by}{until}" + (f": {self.paused_reason}" if self.paused_reason else "")
+
 
 class Limits(TypedDict, total=False):
     """How much of a kind may run; what isn't given is not limited."""

@@ -7,7 +7,7 @@ with its heartbeat, and looks only: one connection, a handful of statements that
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,11 @@ from redrive.cli import screen
 from redrive.cli.exits import OK, PROBLEM, Trouble
 from redrive.cli.options import as_json, database, examples
 from redrive.cli.session import Session, session
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from redrive.kinds import Kind
 
 PATIENCE = 30.0
 """Seconds for which a kind may be due with no worker that knows it, as during a deploy."""
@@ -78,8 +83,8 @@ def health(
     Looked at are the database and its schema, the loops of every worker as its heartbeat tells, the age of the oldest
     due job, due kinds that no live worker knows, jobs whose holder fell silent, schedules that are late or can't be
     planned, and jobs of the last day that some other worker ended as failed without a reason. A long job, or an idle
-    night, is no problem. Who keeps Postgres from cleaning up, a transaction open for long, is named in a note, which
-    changes neither verdict nor exit code.
+    night, is no problem. Kinds that are paused, and who keeps Postgres from cleaning up, a transaction open for long,
+    are named in notes, which change neither verdict nor exit code.
     """
     from redrive.settings import seconds
 
@@ -122,7 +127,12 @@ def _look(now: Session, findings: Findings, max_age: float, expected: int) -> No
     for worker in alive:
         if worker.problem:
             findings.found(f"worker {worker.name}: {_masked(worker.problem)}")
-    _look_at_due(now.ask(store.oldest_due(now.schema)), alive, findings, max_age)
+    kinds = now.queue.kinds.list(connection=now.conn)
+    for row in kinds:
+        if row.paused:
+            findings.notes.append(_pause(row, now.now))
+    why = {row.kind: "is paused" if row.paused else "has limits" for row in kinds if row.paused or row.limited}
+    _look_at_due(now.ask(store.oldest_due(now.schema)), alive, findings, max_age, why)
     for holder in now.ask(named("silent_holders", now.schema, slack=SLACK, **_leases(now))):
         findings.found(
             f"{screen.jobs(holder.jobs, 'running')} held by {holder.worker or 'nobody'}, which is silent for "
@@ -161,14 +171,21 @@ def _holder(found: Any) -> str:
     )
 
 
-def _look_at_due(due: list[Any], alive: list[Any], findings: Findings, max_age: float) -> None:
+def _pause(row: Kind, now: datetime) -> str:
+    what, resume = ("all kinds are", "--all") if row.kind == "*" else (f"kind {row.kind} is", row.kind)
+    return screen.one_line(f"{what} {row.pause_in_words(screen.ago(row.paused_at, now))}: `redrive resume {resume}`")
+
+
+def _look_at_due(due: list[Any], alive: list[Any], findings: Findings, max_age: float, why: dict[str, str]) -> None:
     known = {kind for worker in alive for kind in worker.kinds}
     findings.oldest_due = max((row.age for row in due), default=0.0)
     for row in due:
         if alive and row.kind not in known and row.age > min(PATIENCE, max_age):
             findings.found(f"kind {row.kind} is due for {screen.span(row.age)} and no live worker knows it")
         elif row.age > max_age:
-            findings.found(f"the oldest job of kind {row.kind} is due for {screen.span(row.age)}")
+            reason = why.get("*") or why.get(row.kind)
+            said = f"; the kind {reason}, see `redrive kinds`" if reason else ""
+            findings.found(f"the oldest job of kind {row.kind} is due for {screen.span(row.age)}{said}")
 
 
 def _leases(now: Session) -> dict[str, Any]:

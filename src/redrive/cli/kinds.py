@@ -205,7 +205,4 @@ def _rate(rate: float) -> str:
 def _why(row: Kind, now: datetime) -> str:
     if row.paused_at is None:
         return ""
-    by = f" by {row.paused_by}" if row.paused_by else ""
-    until = f", until {row.paused_until:%Y-%m-%d %H:%M:%S %Z}" if row.paused_until else ""
-    ago = screen.ago(row.paused_at, now) if now - row.paused_at > timedelta(seconds=1) else "now"
-    return f"paused {ago}{by}{until}" + (f": {row.paused_reason}" if row.paused_reason else "")
+    return row.pause_in_words(screen.ago(row.paused_at, now) if now - row.paused_at > timedelta(seconds=1) else "now")
