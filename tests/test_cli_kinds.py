@@ -34,7 +34,7 @@ def test_limits_are_said_in_units_that_people_use(db):
     ("said", "why"),
     [
         (["pause"], "which kind? Name one; or --all"),
-        (["pause", "mail", "--all"], "a KIND or --all"),
+        (["pause", "mail", "--all"], "give a KIND or --all, not both"),
         (["limit", "mail"], "which limits?"),
         (["limit", "mail", "--none", "--running", "2"], "which limits?"),
         (["limit", "mail", "--rate", "fast"], "give a rate like 10/s, 300/m or 1/h"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -213,6 +214,36 @@ class TestConcurrency:
         add(conn, "export")
         assert claim(conn, "export") == []
 
+    def test_a_slot_that_is_freed_is_filled_at_once_although_nothing_is_claimed_ahead(self, db, conn):
+        """A limit that never binds must not make a worker wait for its next look."""
+        queue, ended = Queue(db, concurrency=2), []
+
+        @queue.handler("export")
+        async def export(_payload: Any) -> None:
+            await asyncio.sleep(0.02)
+            ended.append(time.monotonic())
+
+        queue.kinds.limit("export", running=100)
+        add(conn, "export", 60)
+        with Inside(queue):
+            wait_for(lambda: states(conn) == {"succeeded": 60}, 60)
+        gaps = sorted(later - earlier for earlier, later in zip(ended[::2], ended[2::2], strict=False))
+        assert gaps[len(gaps) // 2] < 0.07, "the pauses of a worker that falls asleep are 5, 20, 80 and 320 ms"
+        queue.close()
+
+    def test_a_kind_whose_row_a_rival_held_is_asked_for_again_soon(self, db, conn):
+        queue = Queue(db, poll=60)
+        queue.handler("export")(lambda _payload: None)
+        queue.kinds.limit("export", running=1)
+        add(conn, "export", 2)
+        with psycopg.connect(db) as rival:
+            run(rival, store.lock_limits("redrive", ["export"]))
+            with Inside(queue) as inside:
+                wait_for(lambda: inside.workers[0].producer._step > 5)
+                rival.rollback()
+                wait_for(lambda: states(conn) == {"succeeded": 2}, 20)
+        queue.close()
+
     def test_two_workers_keep_it_and_finish_everything(self, db, conn):
         running, most, lock = 0, [0], threading.Lock()
 
@@ -259,7 +290,7 @@ class TestRate:
         assert len(claim(conn, "mail")) == 5
 
     def test_each_lane_has_a_rate_of_its_own(self, conn, queue):
-        queue.kinds.limit("mail", lane_rate=1)
+        queue.kinds.limit("mail", lane_rate=1, lane_burst=1)
         for lane in "abc":
             add(conn, "mail", 10, lane=lane)
         self.at(conn, 1)
@@ -273,7 +304,7 @@ class TestRate:
         assert conn.execute("select count(*) from redrive.lane_rates").fetchone() == (0,)
 
     def test_a_rate_may_be_slower_than_one_a_second(self, conn, queue):
-        queue.kinds.limit("report", rate=1 / 3600)
+        queue.kinds.limit("report", rate=1 / 3600, burst=1)
         add(conn, "report", 5)
         self.at(conn, 0)
         assert len(claim(conn, "report")) == 1
@@ -332,6 +363,7 @@ class TestWhatIsSet:
             ({"rate": float("nan")}, "rate is nan"),
             ({"lane_rate": "10"}, "lane_rate is '10'"),
             ({"burst": 3}, "burst is 3 without a rate: give both"),
+            ({"rate": 1e-5, "burst": 5_000_000}, "burst is 5000000: must be at most what rate allows in a year"),
             ({"lane_burst": 3}, "lane_burst is 3 without a lane_rate: give both"),
         ],
     )
@@ -342,11 +374,26 @@ class TestWhatIsSet:
             queue.kinds.limit("*", running=1)
         with pytest.raises(InvalidOption, match="give it a timezone"):
             queue.kinds.pause("mail", until=datetime(2030, 1, 1))  # noqa: DTZ001 - naive on purpose
+        with pytest.raises(InvalidOption, match="that is over by the database's clock"):
+            queue.kinds.pause("mail", until=datetime(2020, 1, 1, tzinfo=UTC))
+        with pytest.raises(InvalidOption, match="must be a datetime"):
+            queue.kinds.pause("mail", until=timedelta(hours=1))
         assert queue.kinds.list() == []
+
+    @pytest.mark.parametrize("when", ["infinity", "-infinity"])
+    @pytest.mark.parametrize("column", ["paused_until", "empty_at"])
+    def test_times_that_nobody_can_reckon_with_are_refused(self, conn, column, when):
+        """One such row would keep all kinds with limits from being claimed."""
+        with pytest.raises(psycopg.errors.CheckViolation, match="kinds_times_are_finite"):
+            conn.execute(
+                f"insert into redrive.kinds (kind, rate, paused_at, {column}) values ('mail', 5, now(), %s)", [when]
+            )
 
     @pytest.mark.parametrize(
         ("row", "said"),
         [
+            ("('mail', null, 1e7)", "kinds_rate_is_over_0"),
+            ("('mail', null, 'NaN')", "kinds_rate_is_over_0"),
             ("('mail', 0, null)", "kinds_running_most_is_at_least_1"),
             ("('*', 1, null)", "kinds_all_can_be_paused_but_not_limited"),
             ("('', 1, null)", "kinds_kind_is_1_to_1000_bytes"),

@@ -43,7 +43,9 @@ def found(kind: str, *, priority: int = 5, lane: str = "", due_in: float = -1.0,
 
 def about(now: int, **limits: float) -> Any:
     """Give the last row of a survey: the time, and the kinds with limits, each with its pause."""
-    return SimpleNamespace(run_at=now, suspects=False, limited=list(limits), pauses=list(limits.values()))
+    return SimpleNamespace(
+        run_at=now, suspects=False, limited=list(limits), pauses=list(limits.values()), by_running=[True] * len(limits)
+    )
 
 
 def surveyed(lanes: Lanes, *rows: Any, now: float = 1.0, took: float = QUICK) -> Survey:

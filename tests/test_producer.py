@@ -385,7 +385,7 @@ class TestSurvey:
         """While looks from the heads are dear: a known lane from its mark on, an unknown one wherever it lies."""
         lanes = Lanes(["k"])
         for _ in range(STRIKES):
-            lanes.surveyed([SimpleNamespace(run_at=0, suspects=False, limited=[], pauses=[])], 10.0, 0.0)
+            lanes.surveyed([SimpleNamespace(run_at=0, suspects=False, limited=[], pauses=[], by_running=[])], 10.0, 0.0)
         assert not lanes.heads_are_cheap
         look = lanes.look() | {"starts": ["2020-01-01"], "start_ids": [0]}
         plain_insert(conn, "k", run_at="2019-12-31")

@@ -28,6 +28,7 @@ ALL = "*"
 """Every kind, for a pause."""
 MOST = 2**31 - 1
 RATES = (1e-6, 1e6)
+YEAR = 31_536_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class Limits(TypedDict, total=False):
     rate: float
     """Starts a second, in all workers together."""
     burst: int
-    """Starts at once after a pause; a tenth of *rate* unless given, and at least 1."""
+    """Starts at once after a pause; a tenth of *rate* unless given, and at least 2."""
     lane_running: int
     """As *running*, for each lane by itself: a tenant, a target."""
     lane_rate: float
@@ -100,9 +101,9 @@ class Kinds:
         """Start no job of *kind*, or of any, until it is resumed or *until* has come; what runs goes on.
 
         Raises:
-            InvalidOption: for an empty kind or a naive datetime.
+            InvalidOption: for an empty kind, a naive datetime or one that is over.
         """
-        return self._queue.ask(self._pause(kind, by, reason, until), connection)[0]
+        return _paused(self._queue.ask(self._pause(kind, by, reason, until), connection), until)
 
     async def pause_async(
         self,
@@ -114,7 +115,7 @@ class Kinds:
         connection: AsyncConnection[Any] | None = None,
     ) -> Kind:
         """Pause a kind from async code; see :meth:`pause`."""
-        return (await self._queue.ask_async(self._pause(kind, by, reason, until), connection))[0]
+        return _paused(await self._queue.ask_async(self._pause(kind, by, reason, until), connection), until)
 
     def resume(self, kind: str | Handler[Any, Any] = ALL, *, connection: Connection[Any] | None = None) -> bool:
         """Let jobs of *kind* start again; gives whether it was paused. A pause of all kinds is one of its own."""
@@ -159,6 +160,8 @@ class Kinds:
         return await self._queue.ask_async(self._said("list_kinds", None), connection)
 
     def _pause(self, kind: str | Handler[Any, Any], by: str, reason: str, until: datetime | None) -> Statement[Kind]:
+        if until is not None and not isinstance(until, datetime):
+            raise InvalidOption(f"until is {until!r}: must be a datetime")
         if until is not None and until.tzinfo is None:
             raise InvalidOption(f"until is {until!r}: give it a timezone")
         return self._said("pause_kind", kind, by=by or None, reason=reason or None, until=until)
@@ -174,6 +177,8 @@ class Kinds:
         for rate, burst in (("rate", "burst"), ("lane_rate", "lane_burst")):
             if given[burst] is not None and given[rate] is None:
                 raise InvalidOption(f"{burst} is {given[burst]!r} without a {rate}: give both")
+            if given[burst] is not None and given[burst] / given[rate] > YEAR:
+                raise InvalidOption(f"{burst} is {given[burst]!r}: must be at most what {rate} allows in a year")
         if _name(kind) == ALL and any(value is not None for value in given.values()):
             raise InvalidOption("all kinds can be paused together, but each has limits of its own: name one")
         return self._said("limit_kind", kind, **given)
@@ -181,6 +186,12 @@ class Kinds:
     def _said(self, statement: str, kind: str | Handler[Any, Any] | None, **params: Any) -> Statement[Kind]:
         said = {"kind": None if kind is None else _name(kind), **params}
         return Statement(spoken(statement, self._queue.schema), class_row(Kind), said)
+
+
+def _paused(rows: Rows, until: datetime | None) -> Kind:
+    if not rows:
+        raise InvalidOption(f"until is {until}: that is over by the database's clock")
+    return rows[0]
 
 
 def _name(kind: str | Handler[Any, Any]) -> str:
@@ -198,5 +209,7 @@ def _rate(value: Any, name: str) -> float | None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not RATES[0] <= value <= RATES[1]:
-        raise InvalidOption(f"{name} is {value!r}: must be a number of starts a second over 0, such as 10 or 0.5")
+        raise InvalidOption(
+            f"{name} is {value!r}: must be a number of starts a second over 0, such as 10 or 0.5, and at most 1000000"
+        )
     return float(value)

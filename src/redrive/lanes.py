@@ -71,6 +71,8 @@ class Limit(NamedTuple):
 
     pause: float
     """Seconds after which to ask again, where it has left nothing open."""
+    by_running: bool
+    """It may have room once a job has ended."""
     until: float = 0.0
     """Before that, monotonic seconds, it need not be asked."""
 
@@ -135,7 +137,7 @@ class Lanes:
         self._reach = 1
         self._clock = float("inf")
         """Monotonic seconds less those of the database's clock."""
-        self._owed = self._singly = 0
+        self._owed = self._singly = self._served = 0
         """Pieces that are yet to be looked at one by one."""
         self._spent = 0.0
         self._strikes = 0
@@ -171,8 +173,8 @@ class Lanes:
         self._clock = now - last.run_at / 1e6
         firsts: dict[Key, Any] = {}
         self.limits = {
-            kind: self.limits[kind]._replace(pause=pause) if kind in self.limits else Limit(pause)
-            for kind, pause in zip(last.limited, last.pauses, strict=True)
+            kind: Limit(pause, by_running, self.limits[kind].until if kind in self.limits else 0.0)
+            for kind, pause, by_running in zip(last.limited, last.pauses, last.by_running, strict=True)
         }
         for row in found:
             key = (row.kind, row.priority, row.lane)
@@ -209,7 +211,7 @@ class Lanes:
 
         Kinds with limits are claimed apart from the others, by another statement: *limited* says which of the two.
         """
-        self._turn.rotate(-1)
+        self._turn.rotate(-max(1, self._served))
         asked = (self._lanes[key] for key in self._turn)
         ordered = sorted(
             (lane for lane in asked if self._may_be_asked(lane, now, limited=limited)),
@@ -247,6 +249,10 @@ class Lanes:
         found = _by_lanes(jobs)
         ordered: list[ClaimedJob] = []
         full = len(jobs) >= plan.limit
+        self._served = sum(
+            len(found.get((lane.kind, lane.priority, lane.name), ())) >= quota
+            for lane, quota in zip(plan.lanes, plan.quotas, strict=True)
+        )
         for lane, quota in zip(plan.lanes, plan.quotas, strict=True):
             reached = not full or len(ordered) < plan.limit
             taken = found.get((lane.kind, lane.priority, lane.name), [])
@@ -263,15 +269,16 @@ class Lanes:
                 lane.rich = bool(taken) and (cut or len(taken) >= quota)
         if plan.limited and not full:
             for kind in {lane.kind for lane in plan.lanes} & self.limits.keys():
-                self.limits[kind] = Limit(self.limits[kind].pause, now + self.limits[kind].pause)
+                self.limits[kind] = self.limits[kind]._replace(until=now + self.limits[kind].pause)
         return ordered
 
     def freed(self, kinds: Iterable[str]) -> bool:
         """Learn that jobs of *kinds* have ended; gives whether a limit may now have room that had none."""
         some = False
         for kind in set(kinds) & self.limits.keys():
-            some = some or self.limits[kind].until > 0
-            self.limits[kind] = Limit(self.limits[kind].pause)
+            if self.limits[kind].by_running:
+                some = some or self.limits[kind].until > 0
+                self.limits[kind] = self.limits[kind]._replace(until=0.0)
         return some
 
     def sweep(self, limit: int, share: Callable[[str], int], now: float) -> Plan | None:
@@ -313,7 +320,13 @@ class Lanes:
     @property
     def limits_hold(self) -> bool:
         """Whether due jobs wait for room under a limit."""
-        return any(lane.due_since < float("inf") for lane in self._lanes.values() if lane.kind in self.limits)
+        return self.limits_until < float("inf")
+
+    @property
+    def limits_until(self) -> float:
+        """When to ask again for due jobs that wait for room under a limit, monotonic seconds; infinity without any."""
+        due = {lane.kind for lane in self._lanes.values() if lane.due_since < float("inf")} if self.limits else set()
+        return min((limit.until for kind, limit in self.limits.items() if kind in due), default=float("inf"))
 
     def asks_limits(self, now: float) -> bool:
         """Whether a kind with limits has due jobs, as far as is known, and may have room for them."""

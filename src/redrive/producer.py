@@ -234,6 +234,8 @@ class Producer(Service):
 
     async def _fall_asleep(self) -> float:
         step, self._step = self._step, self._step + 1
+        if self._slots.free:
+            self._due_at = min(self._due_at, self._lanes.limits_until)
         if step % DOZE_AGAIN == 0:
             await self._listener.doze()
         looks = LOOKS if self._listener.hears else ()
@@ -275,10 +277,12 @@ class Producer(Service):
         if plan.lanes:
             jobs = await self._take_planned(plan, self._lanes.claimed)
         if len(jobs) < room and self._lanes.asks_limits(now := time.monotonic()):
+            self._slots.starved = True  # before looking: the next that is freed is to wake this loop
             free = self._slots.free  # what is counted as running, and as started, is not to wait here
-            plan = self._lanes.plan(min(free, room - len(jobs)), lambda _kind: free, now, limited=True)
-            if free > 0 and plan.lanes:
-                jobs += await self._take_planned(plan, self._lanes.claimed)
+            if free > 0:
+                self._slots.starved = False
+                plan = self._lanes.plan(min(free, room - len(jobs)), lambda _kind: free, now, limited=True)
+                jobs += await self._take_planned(plan, self._lanes.claimed) if plan.lanes else []
         return jobs
 
     async def _sweep(self, room: int) -> int:

@@ -172,7 +172,9 @@ def _one(kind: str | None, *, everything: bool) -> str:
     from redrive.kinds import ALL
 
     if (kind is None) != everything:
-        raise click.UsageError("which kind? Name one; or --all for all of them" if kind is None else "a KIND or --all")
+        raise click.UsageError(
+            "which kind? Name one; or --all for all of them" if kind is None else "give a KIND or --all, not both"
+        )
     return kind or ALL
 
 

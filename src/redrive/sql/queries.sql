@@ -67,7 +67,8 @@ COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
 -- lane, whatever its length; it writes nothing, so it is also the poll of an idle worker. Lanes that the worker knows
 -- are looked at from where it says, and for others it looks in the gaps between those, where as a rule no entry is.
 -- Paused kinds are not looked at. The last row is about no lane: what time it is, whether a job waits for its trial, and
--- which kinds have limits, each with the seconds after which it may be worth while to ask again.
+-- which kinds have limits, each with the seconds after which it may be worth while to ask again, and whether the end of a
+-- job makes it so.
 WITH RECURSIVE paused AS MATERIALIZED (
     SELECT ARRAY(
         SELECT kind FROM {kinds} WHERE paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true)
@@ -95,7 +96,8 @@ WITH RECURSIVE paused AS MATERIALIZED (
         LIMIT 1
     ) n
 )
-SELECT k.kind, k.priority, k.lane, f.run_at, f.id, false AS suspects, NULL::text[] AS limited, NULL::float8[] AS pauses
+SELECT k.kind, k.priority, k.lane, f.run_at, f.id, false AS suspects, NULL::text[] AS limited, NULL::float8[] AS pauses,
+       NULL::boolean[] AS by_running
 FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[],
             %(starts)s::timestamptz[], %(start_ids)s::bigint[]) AS k(kind, priority, lane, start, start_id)
 CROSS JOIN LATERAL (
@@ -107,7 +109,7 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) f
 UNION ALL
-(SELECT kind, priority, lane, run_at, id, false, NULL, NULL FROM found LIMIT %(page)s)
+(SELECT kind, priority, lane, run_at, id, false, NULL, NULL, NULL FROM found LIMIT %(page)s)
 UNION ALL
 SELECT NULL, NULL, NULL, {clock}(), NULL,
        EXISTS (
@@ -119,7 +121,8 @@ SELECT NULL, NULL, NULL, {clock}(), NULL,
        ARRAY(
            SELECT greatest(0.05, least(1, 1 / rate, 1 / lane_rate, 0.25 + 0 * coalesce(running_most, lane_running_most)))
            FROM {kinds} WHERE limited ORDER BY kind
-       )
+       ),
+       ARRAY(SELECT num_nonnulls(running_most, lane_running_most) > 0 FROM {kinds} WHERE limited ORDER BY kind)
 
 -- name: claim_jobs
 -- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
@@ -179,7 +182,8 @@ SELECT kind FROM {kinds} WHERE limited AND kind = ANY(%(kinds)s::text[]) ORDER B
 -- As claim_jobs, of kinds whose rows this transaction has locked: no more than their limits leave open, which is the LIMIT
 -- of each kind and of each of its lanes. A lane may stand there once for each priority, and they share what it has: the
 -- last condition of `due` sees to that. A rate is a bucket of tokens (generic cell rate algorithm, ITU-T I.371): all
--- that is kept of it is the instant up to which it is used up.
+-- that is kept of it is the instant up to which it is used up. A bucket holds two, unless somebody says one, since with one
+-- whatever time passes between a token's being there and a worker's asking would be lost.
 WITH room AS MATERIALIZED (
     SELECT kind, rate, full_burst / rate AS span, empty_at,
            lane_running_most, lane_rate, full_lane_burst, full_lane_burst / lane_rate AS lane_span,
@@ -195,8 +199,8 @@ WITH room AS MATERIALIZED (
            )::bigint AS open
     FROM {kinds} k
     CROSS JOIN LATERAL (
-        SELECT coalesce(burst, ceil(rate / 10)) AS full_burst,
-               coalesce(lane_burst, ceil(lane_rate / 10)) AS full_lane_burst
+        SELECT coalesce(burst, greatest(2 + 0 * rate, ceil(rate / 10))) AS full_burst,
+               coalesce(lane_burst, greatest(2 + 0 * lane_rate, ceil(lane_rate / 10))) AS full_lane_burst
     ) b
     WHERE kind = ANY(%(locked)s::text[]) AND limited
       AND NOT EXISTS (
@@ -959,7 +963,8 @@ FROM moved v JOIN held h ON h.name = v.name LEFT JOIN recorded r ON r.schedule =
 
 -- name: pause_kind
 INSERT INTO {kinds} AS k (kind, paused_at, paused_by, paused_reason, paused_until)
-VALUES (%(kind)s::text, {clock}(), %(by)s::text, %(reason)s::text, %(until)s::timestamptz)
+SELECT %(kind)s::text, {clock}(), %(by)s::text, %(reason)s::text, %(until)s::timestamptz
+WHERE coalesce(%(until)s::timestamptz > {clock}(), true)
 ON CONFLICT (kind) DO UPDATE
 SET paused_at = EXCLUDED.paused_at, paused_by = EXCLUDED.paused_by, paused_reason = EXCLUDED.paused_reason,
     paused_until = EXCLUDED.paused_until, updated_at = {clock}()
@@ -1004,7 +1009,7 @@ DELETE FROM {lane_rates} l
 WHERE NOT EXISTS (
     SELECT FROM {kinds} k
     WHERE k.kind = l.kind
-      AND l.empty_at > {clock}() - make_interval(secs => coalesce(k.lane_burst, ceil(k.lane_rate / 10)) / k.lane_rate)
+      AND l.empty_at > {clock}() - make_interval(secs => coalesce(k.lane_burst, greatest(2 + 0 * k.lane_rate, ceil(k.lane_rate / 10))) / k.lane_rate)
 )
 
 -- name: prune_slots

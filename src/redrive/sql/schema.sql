@@ -273,10 +273,12 @@ CREATE TABLE redrive.kinds (
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     CONSTRAINT kinds_all_can_be_paused_but_not_limited CHECK (((kind <> '*'::text) OR (NOT limited))),
     CONSTRAINT kinds_burst_is_at_least_1_and_goes_with_a_rate CHECK (((burst >= 1) AND (lane_burst >= 1) AND ((burst IS NULL) OR (rate IS NOT NULL)) AND ((lane_burst IS NULL) OR (lane_rate IS NOT NULL)))),
+    CONSTRAINT kinds_burst_is_at_most_a_year_of_rate CHECK (((((burst)::double precision / rate) <= (31536000)::double precision) AND (((lane_burst)::double precision / lane_rate) <= (31536000)::double precision))),
     CONSTRAINT kinds_kind_is_1_to_1000_bytes CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 1000))),
     CONSTRAINT kinds_pause_begins_with_paused_at CHECK (((paused_at IS NOT NULL) OR (num_nonnulls(paused_by, paused_reason, paused_until) = 0))),
     CONSTRAINT kinds_rate_is_over_0 CHECK (((rate >= (0.000001)::double precision) AND (rate <= ('1000000'::numeric)::double precision) AND (lane_rate >= (0.000001)::double precision) AND (lane_rate <= ('1000000'::numeric)::double precision))),
-    CONSTRAINT kinds_running_most_is_at_least_1 CHECK (((running_most >= 1) AND (lane_running_most >= 1)))
+    CONSTRAINT kinds_running_most_is_at_least_1 CHECK (((running_most >= 1) AND (lane_running_most >= 1))),
+    CONSTRAINT kinds_times_are_finite_and_paused_until_null_is_for_ever CHECK (((LEAST(paused_at, paused_until, empty_at) >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(paused_at, paused_until, empty_at) < '9000-01-01 00:00:00+00'::timestamp with time zone)))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='200');
 
@@ -288,7 +290,7 @@ COMMENT ON COLUMN redrive.kinds.running_most IS 'how many may run at once, in al
 
 COMMENT ON COLUMN redrive.kinds.rate IS 'how many may start a second, in all workers together';
 
-COMMENT ON COLUMN redrive.kinds.burst IS 'how many may start at once after a pause; by default a tenth of rate, and at least 1';
+COMMENT ON COLUMN redrive.kinds.burst IS 'how many may start at once after a pause; by default a tenth of rate, and at least 2';
 
 COMMENT ON COLUMN redrive.kinds.lane_running_most IS 'as running_most, for each lane of the kind by itself; so are lane_rate and lane_burst';
 
@@ -297,7 +299,8 @@ COMMENT ON COLUMN redrive.kinds.empty_at IS 'the instant up to which the rate is
 CREATE TABLE redrive.lane_rates (
     kind text NOT NULL,
     lane text NOT NULL,
-    empty_at timestamp with time zone NOT NULL
+    empty_at timestamp with time zone NOT NULL,
+    CONSTRAINT lane_rates_empty_at_check CHECK (((empty_at >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (empty_at < '9000-01-01 00:00:00+00'::timestamp with time zone)))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='500');
 

@@ -22,10 +22,15 @@ CREATE TABLE {kinds} (
     CONSTRAINT kinds_kind_is_1_to_1000_bytes CHECK (octet_length(kind) BETWEEN 1 AND 1000),
     CONSTRAINT kinds_running_most_is_at_least_1 CHECK (running_most >= 1 AND lane_running_most >= 1),
     CONSTRAINT kinds_rate_is_over_0 CHECK (
-        rate >= 1e-6 AND rate <= 1e6 AND lane_rate >= 1e-6 AND lane_rate <= 1e6
+        rate >= 1e-6 AND rate <= 1e6 AND lane_rate >= 1e-6 AND lane_rate <= 1e6 -- NaN is above all numbers
     ),
     CONSTRAINT kinds_burst_is_at_least_1_and_goes_with_a_rate CHECK (
         burst >= 1 AND lane_burst >= 1 AND (burst IS NULL OR rate IS NOT NULL) AND (lane_burst IS NULL OR lane_rate IS NOT NULL)
+    ),
+    CONSTRAINT kinds_burst_is_at_most_a_year_of_rate CHECK (burst / rate <= 31536000 AND lane_burst / lane_rate <= 31536000),
+    CONSTRAINT kinds_times_are_finite_and_paused_until_null_is_for_ever CHECK (
+        least(paused_at, paused_until, empty_at) >= '1970-01-01 00:00+00'
+        AND greatest(paused_at, paused_until, empty_at) < '9000-01-01 00:00+00'
     ),
     CONSTRAINT kinds_all_can_be_paused_but_not_limited CHECK (kind <> '*' OR NOT limited),
     CONSTRAINT kinds_pause_begins_with_paused_at CHECK (
@@ -36,7 +41,7 @@ COMMENT ON COLUMN {kinds}.kind IS '* for a pause of all kinds';
 COMMENT ON COLUMN {kinds}.paused_until IS 'when the pause ends by itself; NULL: when somebody ends it';
 COMMENT ON COLUMN {kinds}.running_most IS 'how many may run at once, in all workers together';
 COMMENT ON COLUMN {kinds}.rate IS 'how many may start a second, in all workers together';
-COMMENT ON COLUMN {kinds}.burst IS 'how many may start at once after a pause; by default a tenth of rate, and at least 1';
+COMMENT ON COLUMN {kinds}.burst IS 'how many may start at once after a pause; by default a tenth of rate, and at least 2';
 COMMENT ON COLUMN {kinds}.lane_running_most IS 'as running_most, for each lane of the kind by itself; so are lane_rate and lane_burst';
 COMMENT ON COLUMN {kinds}.empty_at IS 'the instant up to which the rate is used up';
 
@@ -44,7 +49,7 @@ COMMENT ON COLUMN {kinds}.empty_at IS 'the instant up to which the rate is used 
 CREATE TABLE {lane_rates} (
     kind     text NOT NULL,
     lane     text NOT NULL,
-    empty_at timestamptz NOT NULL,
+    empty_at timestamptz NOT NULL CHECK (empty_at >= '1970-01-01 00:00+00' AND empty_at < '9000-01-01 00:00+00'),
     PRIMARY KEY (kind, lane)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
