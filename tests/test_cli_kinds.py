@@ -37,6 +37,8 @@ def test_limits_are_said_in_units_that_people_use(db):
         (["pause", "mail", "--all"], "give a KIND or --all, not both"),
         (["limit", "mail"], "which limits?"),
         (["limit", "mail", "--none", "--running", "2"], "which limits?"),
+        (["pause", "mail", "--reason", "\udcff"], "reason is '\\udcff': NUL and lone surrogates can't be stored"),
+        (["pause", "mail", "--by", "a\0b"], "by is 'a\\x00b': NUL and lone surrogates can't be stored"),
         (["limit", "mail", "--rate", "fast"], "give a rate like 10/s, 300/m or 1/h"),
         (["limit", "mail", "--rate", "0/s"], "must be a number of starts a second over 0"),
     ],

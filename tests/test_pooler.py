@@ -130,7 +130,10 @@ def test_a_heartbeat_behind_a_pooler_does_not_wait_for_jobs_that_somebody_has_lo
         with psycopg.connect(db) as other:
             other.execute("lock table redrive.jobs in access exclusive mode")
             end = time.monotonic() + 2 * lease + 1
-            while time.monotonic() < end:
+
+            def looked_long_enough() -> bool:
                 ages.append(conn.execute(age).fetchone()[0])
-                time.sleep(0.05)
+                return time.monotonic() > end
+
+            wait_for(looked_long_enough, 3 * lease + 10)
     assert max(ages) < lease

@@ -100,6 +100,14 @@ def test_a_schedule_is_part_of_the_callers_transaction(queue, conn):
     assert conn.execute("select count(*) from redrive.jobs").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("said", [{"by": "a\0b"}, {"reason": "\udcff"}])
+def test_a_pause_with_a_text_that_can_not_be_stored_is_refused(queue, said):
+    queue.schedules.add("nightly", "k", "@daily")
+    with pytest.raises(InvalidOption, match="NUL and lone surrogates can't be stored"):
+        queue.schedules.pause("nightly", **said)
+    assert [row.state for row in queue.schedules.list()] == ["active"]
+
+
 def test_pause_says_by_whom_and_why_and_resume_plans_anew(queue):
     queue.schedules.add("s", "report", "@hourly")
     paused = queue.schedules.pause("s", by="ann", reason="audit")

@@ -164,7 +164,9 @@ class Kinds:
             raise InvalidOption(f"until is {until!r}: must be a datetime")
         if until is not None and until.tzinfo is None:
             raise InvalidOption(f"until is {until!r}: give it a timezone")
-        return self._said("pause_kind", kind, by=by or None, reason=reason or None, until=until)
+        return self._said(
+            "pause_kind", kind, by=store.remark(by, "by"), reason=store.remark(reason, "reason"), until=until
+        )
 
     def _limit(self, kind: str | Handler[Any, Any], limits: Limits) -> Statement[Kind]:
         given: dict[str, Any] = dict.fromkeys(Limits.__annotations__) | dict(limits)

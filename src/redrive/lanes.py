@@ -137,8 +137,10 @@ class Lanes:
         self._reach = 1
         self._clock = float("inf")
         """Monotonic seconds less those of the database's clock."""
-        self._owed = self._singly = self._served = 0
+        self._singly = 0
         """Pieces that are yet to be looked at one by one."""
+        self._owed = 0  # jobs since a starving lane had its share
+        self._served = 0  # lanes whose turn the last claim has used up
         self._spent = 0.0
         self._strikes = 0
         for kind in self._kinds:

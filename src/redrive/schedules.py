@@ -233,13 +233,13 @@ class Schedules:
         Raises:
             UnknownSchedule: when there is none of that name.
         """
-        return self._run(self._change("pause_schedule", name, by=by or None, reason=reason or None), connection)
+        return self._run(self._pause(name, by, reason), connection)
 
     async def pause_async(
         self, name: str, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
     ) -> Schedule:
         """Pause a schedule from async code; see :meth:`pause`."""
-        return await self._arun(self._change("pause_schedule", name, by=by or None, reason=reason or None), connection)
+        return await self._arun(self._pause(name, by, reason), connection)
 
     def resume(self, name: str, *, connection: Connection[Any] | None = None) -> Schedule:
         """Let a paused schedule go on from its next slot.
@@ -297,6 +297,10 @@ class Schedules:
         yield from self._found(name)
         yield named(statement, self._queue.schema, name=name, **params)
         return (yield from self._found(name))
+
+    def _pause(self, name: str, by: str, reason: str) -> Steps[Schedule]:
+        said = {"by": store.remark(by, "by"), "reason": store.remark(reason, "reason")}
+        return self._change("pause_schedule", name, **said)
 
     def _once(self, name: str) -> Steps[Enqueued]:
         yield from self._found(name)

@@ -356,11 +356,27 @@ def name(value: Any, what: str, *, empty: bool = False) -> str:
         raise InvalidOption(f"{what} is {value!r}: give text")
     if not value and not empty:
         raise InvalidOption(f"{what} is empty")
-    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise InvalidOption(f"{what} is {value!r:.80}: NUL and lone surrogates can't be stored")
+    _demand_storable(value, what)
     if (size := len(value.encode())) > MAX_NAME:
         raise InvalidOption(f"{what} is {value[:40]!r}… of {size} bytes: at most {MAX_NAME}; a hash of it would do")
     return value
+
+
+def remark(value: Any, what: str) -> str | None:
+    """Check what operators say of what they do; None where they say nothing.
+
+    Raises:
+        InvalidOption: when it can't be stored.
+    """
+    if not isinstance(value, str):
+        raise InvalidOption(f"{what} is {value!r}: give text")
+    _demand_storable(value, what)
+    return value or None
+
+
+def _demand_storable(value: str, what: str) -> None:
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidOption(f"{what} is {value!r:.80}: NUL and lone surrogates can't be stored")
 
 
 def _encoded(payload: Any) -> str:
