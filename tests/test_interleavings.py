@@ -71,7 +71,15 @@ def reap(orphaned: list[Any]) -> Statement[Any]:
 
 
 def beat(_: list[Any]) -> Statement[Any]:
-    about = {"host": "here", "pid": 1, "version": "0", "kinds": ["k"], "concurrency": 1, "in_flight": 0}
+    about = {
+        "host": "here",
+        "pid": 1,
+        "version": "0",
+        "app_version": None,
+        "kinds": ["k"],
+        "concurrency": 1,
+        "in_flight": 0,
+    }
     return named("beat", "redrive", name=W1, lease=LEASE, listener_pid=None, problem=None, **about)
 
 

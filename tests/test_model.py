@@ -359,7 +359,15 @@ class JobsTable(RuleBasedStateMachine):
         getattr(self, word.replace(" ", "_").replace("prune", "_prune"))(worker)
 
     def beat(self, worker: str) -> None:
-        about = {"host": "here", "pid": 1, "version": "0", "kinds": list(KINDS), "concurrency": 3, "in_flight": 0}
+        about = {
+            "host": "here",
+            "pid": 1,
+            "version": "0",
+            "app_version": None,
+            "kinds": list(KINDS),
+            "concurrency": 3,
+            "in_flight": 0,
+        }
         now, _ = self.ask("beat", name=worker, lease=float(LEASE), listener_pid=None, problem=None, **about)
         self.model.workers[worker] = Beat(now, LEASE * SECOND)
 

@@ -108,6 +108,7 @@ class Heartbeat(Service):
                     self._control.schema,
                     **self._facts,
                     kinds=self._kinds,
+                    app_version=settings.app_version or None,
                     concurrency=settings.concurrency,
                     in_flight=self._in_flight(),
                     lease=settings.lease,

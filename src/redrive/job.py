@@ -72,6 +72,8 @@ class Job:
     progress: Any
     result: Any
     metadata: dict[str, Any] | None
+    fingerprint: str | None
+    """Of its last failure: the same for the same fault."""
 
 
 @dataclass(frozen=True, slots=True)

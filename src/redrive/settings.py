@@ -18,6 +18,8 @@ PREFIX = "REDRIVE_"
 SHORTEST_LEASE = 1.0
 LONGEST_NAME = 63
 """Bytes of an identifier in Postgres."""
+LONGEST_VERSION = 100
+"""Characters; it stands in an index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class Settings:
     """Worker processes that `redrive worker` starts, each with slots and connections of its own."""
     kinds: tuple[str, ...] = ()
     """Work on these kinds only; empty means all that have a handler."""
+    app_version: str = ""
+    """The version of the application, kept with each failure: a tag, a commit; at most 100 characters."""
     grace: float = 25.0
     """How long a worker that was told to stop waits for its running handlers before it hands their jobs back."""
     lease: float = 30.0
@@ -96,6 +100,10 @@ class Settings:
         ):
             if not getattr(self, name) >= 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must not be negative")
+        if len(self.app_version) > LONGEST_VERSION or storable(self.app_version) != self.app_version:
+            raise InvalidOption(
+                f"app_version is {self.app_version!r:.120}: must be at most {LONGEST_VERSION} characters, without NUL"
+            )
         self._demand_three_beats()
 
     def _demand_three_beats(self) -> None:

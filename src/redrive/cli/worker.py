@@ -35,6 +35,7 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 )
 @click.argument("target", envvar="REDRIVE_APP")
 @setting("--concurrency", "Handlers that run at the same time (default: 10).", metavar="N")
+@setting("--app-version", "The version of the application, kept with each failure: a tag, a commit.", metavar="TEXT")
 @setting("--processes", "Worker processes; one that dies is replaced (default: 1).", metavar="N")
 @setting("--kinds", "Work on these kinds only: welcome,invoice (default: all that have a handler).", metavar="KIND,…")
 @setting("--grace", "How long running handlers may go on after a stop (default: 25).")

@@ -380,18 +380,21 @@ WITH given AS (
         cancel_requested_at = CASE WHEN h.verdict = 'dead' THEN NULL ELSE j.cancel_requested_at END,
         crashes = CASE WHEN h.verdict = 'dead' THEN 0 WHEN h.outcome = 'crashed' THEN j.crashes + 1 ELSE j.crashes END,
         alone = CASE WHEN h.outcome = 'handed_back' AND h.verdict = 'pending' THEN j.alone ELSE false END,
+        fingerprint = coalesce(h.fingerprint, CASE WHEN h.verdict = 'dead' THEN 'DeadlinePassed' ELSE j.fingerprint END),
         updated_at = {clock}()
     FROM held h
     WHERE j.id = h.id AND j.id = ANY(ARRAY(SELECT id FROM held))
     RETURNING j.id, j.last_error
 ), recorded AS (
     INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, duration, worker, error_type, message,
-                            traceback, fingerprint, key, expires_at)
+                            traceback, fingerprint, version, key, expires_at)
     SELECT id, kind, claims, attempts,
            CASE verdict WHEN 'pending' THEN 'retried' ELSE verdict END,
            {clock}(), duration, %(worker)s,
            coalesce(error_type, CASE WHEN verdict = 'failed' THEN 'Cancelled' ELSE 'DeadlinePassed' END),
-           coalesce(message, reason, ''), traceback, fingerprint, key, expires_at
+           coalesce(message, reason, ''), traceback,
+           coalesce(fingerprint, CASE WHEN verdict = 'dead' THEN 'DeadlinePassed' END),
+           (SELECT app_version FROM {workers} WHERE name = %(worker)s), key, expires_at
     FROM held
     WHERE error_type IS NOT NULL OR verdict = 'dead'
 )
@@ -496,8 +499,9 @@ RETURNING id
 -- The worker is alive; so are the leases of all its jobs. Answers in how many seconds the next of the others will have
 -- been silent for its whole lease, so that a death is noticed when it is due and not at the next round.
 WITH alive AS (
-    INSERT INTO {workers} (name, host, pid, version, kinds, concurrency, in_flight, lease, listener_pid, heartbeat_at, problem)
-    VALUES (%(name)s, %(host)s, %(pid)s, %(version)s, %(kinds)s::text[], %(concurrency)s, %(in_flight)s,
+    INSERT INTO {workers} (name, host, pid, version, app_version, kinds, concurrency, in_flight, lease, listener_pid,
+                           heartbeat_at, problem)
+    VALUES (%(name)s, %(host)s, %(pid)s, %(version)s, %(app_version)s::text, %(kinds)s::text[], %(concurrency)s, %(in_flight)s,
             make_interval(secs => %(lease)s::float8), %(listener_pid)s, {clock}(), %(problem)s)
     ON CONFLICT (name) DO UPDATE
     SET heartbeat_at = {clock}(), in_flight = excluded.in_flight, listener_pid = excluded.listener_pid,
@@ -656,15 +660,17 @@ WITH RECURSIVE holders AS (
         key = CASE WHEN w.verdict = 'pending' THEN j.key END,
         expires_at = CASE WHEN w.verdict = 'pending' THEN j.expires_at END,
         cancel_requested_at = CASE WHEN w.verdict = 'dead' THEN NULL ELSE j.cancel_requested_at END,
-        updated_at = {clock}()
+        fingerprint = 'WorkerLost', updated_at = {clock}()
     FROM worded w
     WHERE j.id = w.id
     RETURNING j.id
 ), recorded AS (
-    INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, worker, error_type, message, key, expires_at)
+    INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, worker, error_type, message, fingerprint,
+                            version, key, expires_at)
     SELECT id, kind, claims, attempts, CASE verdict WHEN 'pending' THEN 'reclaimed' ELSE verdict END, {clock}(), locked_by,
-           'WorkerLost', reason, key, expires_at
-    FROM worded
+           'WorkerLost', reason, 'WorkerLost', (SELECT app_version FROM {workers} l WHERE l.name = w.locked_by), key,
+           expires_at
+    FROM worded w
 )
 SELECT w.id, w.kind, w.attempts, w.locked_by AS worker, w.verdict AS status, w.reason
 FROM worded w JOIN reclaimed r ON r.id = w.id
@@ -700,13 +706,14 @@ WITH hopeless AS MATERIALIZED (
 ), buried AS (
     UPDATE {jobs} AS j
     SET status = 'dead', last_error = h.reason || coalesce(E'\n' || j.last_error, ''), key = NULL, expires_at = NULL, crashes = 0,
-        alone = false, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, updated_at = {clock}()
+        alone = false, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, fingerprint = h.error_type,
+        updated_at = {clock}()
     FROM hopeless h
     WHERE j.id = h.id
     RETURNING j.id
 ), recorded AS (
-    INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, error_type, message, key, expires_at)
-    SELECT id, kind, claims, attempts, 'dead', {clock}(), error_type, reason, key, expires_at FROM hopeless
+    INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, error_type, message, fingerprint, key, expires_at)
+    SELECT id, kind, claims, attempts, 'dead', {clock}(), error_type, reason, error_type, key, expires_at FROM hopeless
 )
 SELECT h.id, h.kind, h.attempts, NULL::text AS worker, 'dead' AS status, h.reason
 FROM hopeless h JOIN buried b ON b.id = h.id
@@ -1187,7 +1194,8 @@ WITH chosen AS MATERIALIZED (
 ), sent AS (
     UPDATE {jobs}
     SET status = 'pending', attempts = 0, crashes = 0, alone = false, run_at = {clock}(), last_error = NULL, progress = NULL,
-        key = NULL, expires_at = NULL, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, updated_at = {clock}()
+        key = NULL, expires_at = NULL, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, fingerprint = NULL,
+        updated_at = {clock}()
     WHERE id = ANY(ARRAY(SELECT id FROM chosen))
     RETURNING id
 )
@@ -1225,7 +1233,7 @@ WHERE status IN ('pending', 'running') AND (%(ids)s::bigint[] IS NULL OR id = AN
   AND (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(key)s::text IS NULL OR key = %(key)s)
 
 -- name: list_workers
-SELECT name, host, pid, version, kinds, concurrency, in_flight, started_at, problem,
+SELECT name, host, pid, version, app_version, kinds, concurrency, in_flight, started_at, problem,
        extract(epoch FROM {clock}() - heartbeat_at)::float8 AS silent_for, extract(epoch FROM lease)::float8 AS lease,
        heartbeat_at > {clock}() - lease AS alive
 FROM {workers} ORDER BY name
