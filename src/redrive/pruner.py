@@ -105,7 +105,7 @@ class Pruner(Service):
             return True
         await self._control.run(named("prune_workers", schema))
         await self._control.run(named("prune_lane_rates", schema))
-        return await self._prune_slots(window)
+        return await self._prune_slots(window) or await self._prune_stats(window)
 
     async def _prune_slots(self, window: int) -> bool:
         """Remove a window of what became of schedules' slots; gives whether there is more."""
@@ -113,6 +113,14 @@ class Pruner(Service):
         if not keep or not (await self._control.run(named("scheduler_state", schema)))[0].allowed:
             return False
         return len(await self._control.run(named("prune_slots", schema, window=window, keep=keep))) == window
+
+    async def _prune_stats(self, window: int) -> bool:
+        """Remove a window of old counts; gives whether there is more."""
+        schema, keep = self._control.schema, self._settings.retain_stats or NEVER
+        gone = await self._control.run(named("prune_stats", schema, window=window, keep=keep))
+        if len(gone) < window:
+            await self._control.run(named("prune_deploys", schema, keep=keep))
+        return len(gone) == window
 
     async def _add_partitions(self) -> None:
         """Add the archive's months; where that can't be done the rows are kept in the default partition."""

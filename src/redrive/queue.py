@@ -22,6 +22,7 @@ from redrive.pool import Pool
 from redrive.schedules import Schedules
 from redrive.settings import load, unknown
 from redrive.statements import Statement, arun, named, run
+from redrive.stats import Stats
 from redrive.worker import Worker, stop_signals
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Queue:
         self.handlers = Handlers()
         self.schedules = Schedules(self)
         self.kinds = Kinds(self)
+        self.stats = Stats(self)
         self._pool: Pool | None = None
 
     @property

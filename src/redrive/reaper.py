@@ -46,6 +46,8 @@ class Reaper(Service):
         self.on_reaped: Callable[[], object] = lambda: None
         """Told when jobs are due again, or a frozen sentry was put out of the way: this worker need not be woken by
         a NOTIFY, which nobody sends while there is no sentry."""
+        self.count: Callable[[str, str], None] = lambda _kind, _outcome: None
+        """Told of each kind of which a job was taken back or buried, and as what that counts."""
         self._on_dead = on_dead
         self._sweep_at = 0.0
         self._silent = True
@@ -131,6 +133,8 @@ class Reaper(Service):
             "attempt": row.attempts,
             "worker": self.database.worker,
         }
+        said = {"dead": "died", "failed": "failed"}.get(row.status, "reclaimed")
+        self.count(row.kind, said)
         if row.status == "dead":
             died = JobDied(**job, duration=0.0, error="WorkerLost" if row.worker else "", reason=row.reason)
             emit(died)

@@ -64,6 +64,8 @@ class Settings:
     """How long the history of failed attempts is kept; 0 keeps it for ever."""
     retain_slots: float = 7 * DAY
     """How long it is kept what became of each slot of a schedule; 0 keeps it for ever."""
+    retain_stats: float = 30 * DAY
+    """How long it is kept what workers counted, for charts; 0 keeps it for ever."""
     schedule_grace: float = 900.0
     """How long a schedule still runs that no live worker has in its code any more; three minutes at the least."""
     archive: bool = False
@@ -97,6 +99,7 @@ class Settings:
             "retain_dead",
             "retain_failures",
             "retain_slots",
+            "retain_stats",
         ):
             if not getattr(self, name) >= 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must not be negative")

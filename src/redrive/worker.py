@@ -32,6 +32,7 @@ from redrive.producer import Producer
 from redrive.pruner import Pruner
 from redrive.pulse import Pulse
 from redrive.reaper import Reaper
+from redrive.recorder import Recorder
 from redrive.scheduler import Scheduler
 from redrive.service import FOR_EVER, Database, Service
 from redrive.slots import Slots
@@ -147,9 +148,11 @@ class Worker:
             cancel=self.slots.cancel,
             lose=self.slots.lose,
             give_up=self._begin_anew,
+            clock=self.writer.tally.set_clock,
             main_loop=asyncio.get_running_loop(),
         )
         self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
+        self.reaper.count = self.writer.tally.count
         self.producer = Producer(
             self.database,
             self._claim,
@@ -169,6 +172,7 @@ class Worker:
         self.writer.on_later, self.writer.on_ended = self.producer.expect, self.producer.ended
         self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
+        self.recorder = Recorder(self.database, self._write, self.writer.tally)
         self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
         self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
         self.listener.on_word["kinds"] = self.producer.reconsider
@@ -191,7 +195,7 @@ class Worker:
     async def _work(self, stopping: asyncio.Event, *, once: bool) -> None:
         pulse = self._pulse
         pulse.start()
-        parts: list[Service] = [self.producer, self.writer, self.listener, self.pruner, self.watch]
+        parts: list[Service] = [self.producer, self.writer, self.listener, self.pruner, self.recorder, self.watch]
         turning = {part: Turning(part) for part in parts}
         self.slots.start()
         emit(WorkerStarted(worker=self.name, kinds=self.kinds, concurrency=self.settings.concurrency))
@@ -203,7 +207,7 @@ class Worker:
 
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
-        await asyncio.gather(turning[self.producer].end(), turning[self.pruner].end())
+        await asyncio.gather(*(turning[part].end() for part in (self.producer, self.pruner, self.recorder)))
         self.writer.hand_back(self.slots.take_unstarted())
         self.slots.tell_all()
         await _until(lambda: self.slots.empty or self._stop_asked > 1, self.settings.grace)
@@ -234,6 +238,7 @@ class Worker:
                 await self.producer.hand_back_strays()
                 await self._claim.run(named("leave", self.settings.schema, name=self.name))
                 await self.listener.leave()
+                await self.recorder.write()
         except (psycopg.Error, OSError, NoDatabase) as error:  # a TimeoutError is an OSError
             _log.debug("no goodbye: %s", error)
 
@@ -313,7 +318,7 @@ class Worker:
         return "; ".join(said)
 
     def _services(self) -> Iterable[Service]:
-        return (self.producer, self.writer, self.listener, self.reaper, self.pruner, self.scheduler)
+        return (self.producer, self.writer, self.listener, self.reaper, self.pruner, self.recorder, self.scheduler)
 
     def _away_too_long(self) -> bool:
         limit, since = self.settings.exit_on_db_loss, self.database.away_since

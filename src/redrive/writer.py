@@ -38,6 +38,7 @@ from redrive.outcome import (
 from redrive.payload import encode_result
 from redrive.service import FOR_EVER, Database, Service
 from redrive.statements import Statement, arun, as_array, named, numbered, run
+from redrive.tally import COUNTED_AS, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -76,6 +77,7 @@ class Writer(Service):
 
     def __init__(self, database: Database, control: Control, worker: str, max_crashes: int) -> None:
         super().__init__(database)
+        self.tally = Tally()
         self.on_dead: Callable[[JobDied], None] = lambda _event: None
         self.on_later: Callable[[float], None] = lambda _seconds: None
         """Told of a job that is pending again, with the seconds until it is due."""
@@ -262,11 +264,13 @@ class Writer(Service):
         }
         found = await self._control.run(numbered("succeed_jobs", self._control.schema, **params))
         if len(found) == len(batch) and not heard(JobSucceeded):
+            self.tally.succeeded(batch)
             return
         there = set(found)
         ours = {one.job.id: one for one in batch if one.job.id in there}  # of two claims of a job the later one counts
         if len(ours) < len(batch):
             await self._not_ours([one for one in batch if ours.get(one.job.id) is not one], again=again)
+        self.tally.succeeded(list(ours.values()))
         for one in ours.values():
             emit(event(one, "succeeded"))
 
@@ -287,6 +291,7 @@ class Writer(Service):
         back = []
         for one in completed:
             if one.job.id in written:
+                self.tally.ended(one, "succeeded")
                 emit(event(one, "succeeded"))
                 if not isinstance(one.outcome, Succeeded):
                     said = one.error or one.outcome.name
@@ -351,6 +356,7 @@ class Writer(Service):
         if status == "pending" and isinstance(one.outcome, Retried | Snoozed | Crashed):
             self.on_later(one.outcome.delay)
         self.handed_back += isinstance(one.outcome, HandedBack)
+        self.tally.ended(one, COUNTED_AS[type(said)])
         emit(said)
         if isinstance(said, JobDied):
             self.on_dead(said)

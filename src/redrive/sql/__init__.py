@@ -78,12 +78,15 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
         "lane_rates": within("lane_rates"),
         "audit": within("audit"),
         "requeues": within("requeues"),
+        "stats": within("stats"),
+        "deploys": within("deploys"),
         "migrations": within("migrations"),
         "clock": within("clock"),
         "wake": within("wake"),
         "failure_group": within("failure_group"),
         "schema_name": Literal(schema),
         "lock": Literal(lock_key(schema)),
+        "stats_lock": Literal(lock_key(f"{schema} stats")),
         "channel": Literal(channel(schema)),
     }
 

@@ -500,14 +500,15 @@ RETURNING id
 -- been silent for its whole lease, so that a death is noticed when it is due and not at the next round.
 WITH alive AS (
     INSERT INTO {workers} (name, host, pid, version, app_version, kinds, concurrency, in_flight, lease, listener_pid,
-                           heartbeat_at, problem)
+                           heartbeat_at, problem, clock_skew)
     VALUES (%(name)s, %(host)s, %(pid)s, %(version)s, %(app_version)s::text, %(kinds)s::text[], %(concurrency)s, %(in_flight)s,
-            make_interval(secs => %(lease)s::float8), %(listener_pid)s, {clock}(), %(problem)s)
+            make_interval(secs => %(lease)s::float8), %(listener_pid)s, {clock}(), %(problem)s, %(clock_skew)s::float8)
     ON CONFLICT (name) DO UPDATE
     SET heartbeat_at = {clock}(), in_flight = excluded.in_flight, listener_pid = excluded.listener_pid,
-        problem = excluded.problem, kinds = excluded.kinds
+        problem = excluded.problem, kinds = excluded.kinds, clock_skew = excluded.clock_skew
 )
-SELECT extract(epoch FROM min(heartbeat_at + lease) - {clock}())::float8 AS next_silent
+SELECT extract(epoch FROM min(heartbeat_at + lease) - {clock}())::float8 AS next_silent,
+       extract(epoch FROM {clock}())::float8 AS clock, extract(epoch FROM statement_timestamp())::float8 AS server_clock
 FROM {workers}
 WHERE name <> %(name)s AND heartbeat_at > {clock}() - lease - interval '10 minutes'
 
@@ -1040,6 +1041,129 @@ WITH RECURSIVE each AS (
     LIMIT %(window)s
 )
 DELETE FROM {slots} x USING old WHERE x.schedule = old.schedule AND x.slot = old.slot RETURNING x.slot
+
+
+------------------------------------------------------------------------------------------------ what was counted
+
+-- name: record_stats
+-- What a worker counted, as whole rows: said twice it is no harm.
+INSERT INTO {stats} AS s (minute, kind, worker, succeeded, retried, failed, died, snoozed, handed_back, reclaimed, ran,
+                          wait_seconds, run_seconds, waits, runs)
+SELECT to_timestamp(g.minute), g.kind, %(worker)s, g.succeeded, g.retried, g.failed, g.died, g.snoozed, g.handed_back,
+       g.reclaimed, g.ran, g.wait_seconds, g.run_seconds, g.waits::int[], g.runs::int[]
+FROM unnest(%(minutes)s::bigint[], %(kinds)s::text[], %(succeeded)s::int[], %(retried)s::int[], %(failed)s::int[],
+            %(died)s::int[], %(snoozed)s::int[], %(handed_back)s::int[], %(reclaimed)s::int[], %(ran)s::int[],
+            %(wait_seconds)s::float8[], %(run_seconds)s::float8[], %(waits)s::text[], %(runs)s::text[])
+     AS g(minute, kind, succeeded, retried, failed, died, snoozed, handed_back, reclaimed, ran, wait_seconds, run_seconds,
+          waits, runs)
+ON CONFLICT (minute, kind, worker) DO UPDATE
+SET succeeded = excluded.succeeded, retried = excluded.retried, failed = excluded.failed, died = excluded.died,
+    snoozed = excluded.snoozed, handed_back = excluded.handed_back, reclaimed = excluded.reclaimed, ran = excluded.ran,
+    wait_seconds = excluded.wait_seconds, run_seconds = excluded.run_seconds, waits = excluded.waits, runs = excluded.runs
+
+-- name: sum_up_stats
+-- The oldest ten minutes that are over for two hours and not summed up yet, all workers of a kind in one row. What comes
+-- late, after a long outage, is added to the sum by the same statement. One worker at a time, and nobody waits.
+WITH span AS MATERIALIZED (
+    SELECT f.first, pg_try_advisory_xact_lock({stats_lock}) AS mine
+    FROM (
+        SELECT to_timestamp(floor(extract(epoch FROM min(minute)) / 600) * 600) AS first FROM {stats} WHERE worker <> ''
+    ) f
+    WHERE f.first <= {clock}() - interval '130 minutes'
+), gone AS (
+    DELETE FROM {stats}
+    WHERE minute >= (SELECT first FROM span WHERE mine) AND minute < (SELECT first FROM span) + interval '10 minutes'
+    RETURNING *
+), places AS (
+    SELECT g.kind, u.place, sum(u.waits) AS waits, sum(u.runs) AS runs
+    FROM gone g
+    CROSS JOIN LATERAL unnest(g.waits, g.runs) WITH ORDINALITY AS u(waits, runs, place)
+    GROUP BY g.kind, u.place
+), histograms AS (
+    SELECT kind, array_agg(coalesce(waits, 0)::int ORDER BY place) AS waits, array_agg(coalesce(runs, 0)::int ORDER BY place) AS runs
+    FROM places GROUP BY kind
+)
+INSERT INTO {stats} (minute, kind, worker, minutes, succeeded, retried, failed, died, snoozed, handed_back, reclaimed, ran,
+                     wait_seconds, run_seconds, waits, runs)
+SELECT (SELECT first FROM span), kind, '', 10, sum(succeeded), sum(retried), sum(failed), sum(died), sum(snoozed),
+       sum(handed_back), sum(reclaimed), sum(ran), sum(wait_seconds), sum(run_seconds), coalesce(h.waits, '{{}}'),
+       coalesce(h.runs, '{{}}')
+FROM (
+    SELECT kind, succeeded, retried, failed, died, snoozed, handed_back, reclaimed, ran, wait_seconds, run_seconds FROM gone
+) g
+LEFT JOIN histograms h USING (kind)
+GROUP BY kind, h.waits, h.runs
+RETURNING kind
+
+-- name: prune_stats
+DELETE FROM {stats}
+WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM {stats} WHERE minute < {clock}() - make_interval(secs => %(keep)s::float8) ORDER BY minute LIMIT %(window)s
+))
+RETURNING 1
+
+-- name: prune_deploys
+-- The last one stays: the next is one only if it is another version.
+DELETE FROM {deploys}
+WHERE at < {clock}() - make_interval(secs => %(keep)s::float8) AND at < (SELECT max(at) FROM {deploys})
+
+-- name: mark_deploy
+-- A worker with this version has begun. It is no news while another that lives has the same, nor where it was the last.
+INSERT INTO {deploys} (version, at)
+SELECT %(version)s::text, date_trunc('second', {clock}())
+WHERE %(version)s::text IS DISTINCT FROM (SELECT version FROM {deploys} ORDER BY at DESC, version LIMIT 1)
+ON CONFLICT DO NOTHING
+
+-- name: sum_stats
+-- By steps of :step seconds, or as a whole where it is NULL; of each kind by itself, of all together, or of one. The
+-- histograms come as two arrays of the same length.
+WITH chosen AS MATERIALIZED (
+    SELECT coalesce(floor(extract(epoch FROM minute) / %(step)s::float8) * %(step)s::float8, 0)::bigint AS at,
+           CASE WHEN %(by_kind)s THEN kind ELSE '' END AS kind, succeeded, retried, failed, died, snoozed, handed_back,
+           reclaimed, ran, wait_seconds, run_seconds, waits, runs
+    FROM {stats}
+    WHERE minute >= to_timestamp(%(since)s::float8) AND minute < to_timestamp(%(until)s::float8)
+      AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+), sums AS (
+    SELECT at, kind, sum(succeeded)::bigint AS succeeded, sum(retried)::bigint AS retried, sum(failed)::bigint AS failed,
+           sum(died)::bigint AS died, sum(snoozed)::bigint AS snoozed, sum(handed_back)::bigint AS handed_back,
+           sum(reclaimed)::bigint AS reclaimed, sum(ran)::bigint AS ran, sum(wait_seconds) AS wait_seconds,
+           sum(run_seconds) AS run_seconds
+    FROM chosen GROUP BY at, kind
+), places AS (
+    SELECT c.at, c.kind, u.place, sum(u.waits)::bigint AS waits, sum(u.runs)::bigint AS runs
+    FROM chosen c
+    CROSS JOIN LATERAL unnest(c.waits, c.runs) WITH ORDINALITY AS u(waits, runs, place)
+    GROUP BY c.at, c.kind, u.place
+), histograms AS (
+    SELECT at, kind, array_agg(coalesce(waits, 0) ORDER BY place) AS waits, array_agg(coalesce(runs, 0) ORDER BY place) AS runs
+    FROM places GROUP BY at, kind
+)
+SELECT s.*, coalesce(h.waits, '{{}}') AS waits, coalesce(h.runs, '{{}}') AS runs
+FROM sums s
+LEFT JOIN histograms h USING (at, kind)
+ORDER BY at, kind
+
+-- name: stats_clock
+SELECT extract(epoch FROM {clock}())::float8 AS now
+
+-- name: list_deploys
+SELECT version, at FROM {deploys} WHERE at >= {clock}() - make_interval(secs => %(span)s::float8)
+ORDER BY at, version
+
+-- name: inflow
+-- How many jobs came in, by the newest :newest rows: within :window seconds, or within the time that those rows span.
+WITH newest AS MATERIALIZED (
+    SELECT kind, created_at FROM {jobs} ORDER BY id DESC LIMIT %(newest)s
+), recent AS (
+    SELECT kind, created_at FROM newest
+    WHERE created_at > {clock}() - make_interval(secs => %(window)s::float8) AND created_at <= {clock}()
+), span AS (
+    SELECT CASE WHEN count(*) = %(newest)s THEN extract(epoch FROM {clock}() - min(created_at))::float8
+                ELSE %(window)s::float8 END AS seconds
+    FROM recent
+)
+SELECT kind, count(*) AS jobs, (SELECT seconds FROM span) AS seconds FROM recent GROUP BY kind ORDER BY kind
 
 
 ------------------------------------------------------------------------------------------------ what operators say of schedules

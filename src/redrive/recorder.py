@@ -1,0 +1,76 @@
+"""Writes what this worker counted into ``stats``, now and then, and sums up what is older than two hours.
+
+A row is written as a whole, so that writing it twice is no harm. Nothing is written while nothing happens. What was
+counted since the last time is lost with a killed process, at most ten seconds of it; the jobs themselves are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from redrive.histogram import trimmed
+from redrive.service import Database, Service
+from redrive.statements import as_array, named
+from redrive.tally import OUTCOMES, Count, Key, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redrive.connections import Control
+
+EVERY = 10.0
+SUM_UP_EVERY = 300.0
+PAGE = 500
+"""Rows that one statement writes."""
+_FIELDS = (*OUTCOMES, "ran", "wait_seconds", "run_seconds")
+
+
+class Recorder(Service):
+    """Keeps one worker's counts."""
+
+    name = "recorder"
+
+    def __init__(self, database: Database, control: Control, tally: Tally, *, version: str = "") -> None:
+        super().__init__(database)
+        self._control = control
+        self._tally = tally
+        self._version = version
+        self._marked = not version
+        self._sum_up_in = SUM_UP_EVERY
+        self._wrote = False
+
+    async def tick(self) -> float:
+        """Write what is new; sum up where this worker has had something to write at all."""
+        if not self._marked:
+            await self._control.run(named("mark_deploy", self._control.schema, version=self._version))
+            self._marked = True
+        await self.write()
+        self._sum_up_in -= EVERY
+        if self._wrote and self._sum_up_in <= 0:
+            self._sum_up_in = 0.0 if await self._sum_up() else SUM_UP_EVERY
+        return EVERY
+
+    async def write(self) -> None:
+        """Write what the database has not yet."""
+        waiting = self._tally.unkept()
+        for start in range(0, len(waiting), PAGE):
+            page = waiting[start : start + PAGE]
+            await self._control.run(named("record_stats", self._control.schema, **self._parameters(page)))
+            self._tally.keep(page)
+            self._wrote = True
+
+    async def _sum_up(self) -> bool:
+        """Make one row of the rows of ten minutes; gives whether there may be more."""
+        return bool(await self._control.run(named("sum_up_stats", self._control.schema)))
+
+    def _parameters(self, page: Sequence[tuple[Key, Count]]) -> dict[str, Any]:
+        rows = [asdict(count) for _, count in page]
+        return {
+            "worker": self.database.worker,
+            "minutes": [minute * 60 for (minute, _), _ in page],
+            "kinds": [kind for (_, kind), _ in page],
+            "waits": [as_array(trimmed(count.waits)) for _, count in page],
+            "runs": [as_array(trimmed(count.runs)) for _, count in page],
+            **{name: [row[name] for row in rows] for name in _FIELDS},
+        }
