@@ -43,7 +43,9 @@ class Recorder(Service):
     async def tick(self) -> float:
         """Write what is new; sum up where this worker has had something to write at all."""
         if not self._marked:
-            await self._control.run(named("mark_deploy", self._control.schema, version=self._version))
+            await self._control.run(
+                named("mark_deploy", self._control.schema, version=self._version, worker=self.database.worker)
+            )
             self._marked = True
         await self.write()
         self._sum_up_in -= EVERY

@@ -31,6 +31,9 @@ STEPS = ((2 * HOUR, 60.0), (26 * HOUR, 600.0), (8 * 24 * HOUR, HOUR), (32 * 24 *
 """Spans, and the steps into which each is cut. What is older than two hours is there by ten minutes only."""
 DAY = 24 * HOUR
 LONGEST = 366 * DAY
+MOST = 10_000
+"""Jobs that are counted of a kind and sort: more would be dear, and say no more."""
+MOST_KINDS = 500
 NEWEST, INFLOW_WINDOW = 2000, 60.0
 """By how many rows, and over how many seconds, it is judged how many jobs come in."""
 
@@ -109,6 +112,27 @@ class Inflow:
         return self.jobs / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Depth:
+    """What there is of a kind now. A count that is *most* means: so many, or more."""
+
+    kind: str
+    pending: int
+    due: int
+    """Of the pending ones that were counted, those whose time has come."""
+    retrying: int
+    """Pending ones that have failed before."""
+    running: int
+    dead: int
+    oldest_due: float | None
+    """Seconds for which the oldest due job has waited; None where none is due."""
+    most: int
+
+    def capped(self, count: int) -> bool:
+        """Tell whether *count* is only as far as was counted; so is due where pending is."""
+        return count >= self.most
+
+
 class Stats:
     """What workers counted: ``queue.stats``."""
 
@@ -183,6 +207,14 @@ class Stats:
         """Say how many jobs came in, from async code."""
         return await self._queue.ask_async(self._inflow(), connection)
 
+    def depths(self, *, most: int = MOST, connection: Connection[Any] | None = None) -> list[Depth]:
+        """Say what is pending, running and dead of each kind; of each sort no more than *most* are counted."""
+        return self._queue.ask(depths(self._queue.schema, most), connection)
+
+    async def depths_async(self, *, most: int = MOST, connection: AsyncConnection[Any] | None = None) -> list[Depth]:
+        """Say what there is of each kind, from async code."""
+        return await self._queue.ask_async(depths(self._queue.schema, most), connection)
+
     def _sums(
         self, now: float, length: float, kind: str | Handler[Any, Any] | None, cut: float | None
     ) -> Statement[Any]:
@@ -202,6 +234,12 @@ class Stats:
     def _inflow(self) -> Statement[Inflow]:
         params = {"newest": NEWEST, "window": INFLOW_WINDOW}
         return Statement(spoken("inflow", self._queue.schema), class_row(Inflow), params)
+
+
+def depths(schema: str, most: int = MOST) -> Statement[Depth]:
+    """Ask what there is of each kind; of each sort no more than *most* are counted."""
+    params = {"most": most, "kinds": MOST_KINDS}
+    return Statement(spoken("depths", schema), class_row(Depth), params, kept=False)
 
 
 def _clock(schema: str) -> Statement[Any]:

@@ -1112,6 +1112,9 @@ WHERE at < {clock}() - make_interval(secs => %(keep)s::float8) AND at < (SELECT 
 INSERT INTO {deploys} (version, at)
 SELECT %(version)s::text, date_trunc('second', {clock}())
 WHERE %(version)s::text IS DISTINCT FROM (SELECT version FROM {deploys} ORDER BY at DESC, version LIMIT 1)
+  AND NOT EXISTS (
+      SELECT FROM {workers} WHERE app_version = %(version)s AND name <> %(worker)s AND heartbeat_at > {clock}() - lease
+  )
 ON CONFLICT DO NOTHING
 
 -- name: sum_stats
@@ -1143,6 +1146,65 @@ SELECT s.*, coalesce(h.waits, '{{}}') AS waits, coalesce(h.runs, '{{}}') AS runs
 FROM sums s
 LEFT JOIN histograms h USING (at, kind)
 ORDER BY at, kind
+
+-- name: depths
+-- What there is of each kind that has something pending, running or dead, no more than :most counted of each sort. The
+-- kinds, and the oldest due job of each lane, are found by loose index scans, one probe a lane.
+WITH RECURSIVE lanes AS (
+    (SELECT kind, priority, lane, run_at FROM {jobs} WHERE status = 'pending' ORDER BY kind, priority, lane, run_at, id LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.priority, n.lane, n.run_at
+    FROM lanes l
+    CROSS JOIN LATERAL (
+        SELECT kind, priority, lane, run_at FROM {jobs}
+        WHERE status = 'pending' AND (kind, priority, lane) > (l.kind, l.priority, l.lane)
+        ORDER BY kind, priority, lane, run_at, id LIMIT 1
+    ) n
+), waiting AS (
+    SELECT kind, min(run_at) FILTER (WHERE run_at <= {clock}()) AS first FROM lanes GROUP BY kind
+), dead_kinds AS (
+    (SELECT kind FROM {jobs}
+     WHERE status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')
+     ORDER BY kind LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.kind FROM {jobs} j
+            WHERE (j.status = 'dead' OR j.status = 'failed' AND (j.last_error IS NULL OR j.last_error !~ '^(cancelled|discarded)'))
+              AND j.kind > d.kind
+            ORDER BY j.kind LIMIT 1)
+    FROM dead_kinds d WHERE d.kind IS NOT NULL
+), running AS (
+    SELECT kind, count(*) AS jobs FROM (SELECT kind FROM {jobs} WHERE status = 'running' LIMIT %(most)s) r GROUP BY kind
+), kinds AS (
+    SELECT kind FROM waiting UNION SELECT kind FROM dead_kinds WHERE kind IS NOT NULL UNION SELECT kind FROM running
+    ORDER BY kind LIMIT %(kinds)s
+)
+SELECT k.kind, p.pending, p.due, t.retrying, coalesce(r.jobs, 0) AS running, d.dead,
+       extract(epoch FROM {clock}() - greatest(w.first, '1970-01-01 00:00+00'))::float8 AS oldest_due,
+       %(most)s::bigint AS most
+FROM kinds k
+LEFT JOIN waiting w USING (kind)
+LEFT JOIN running r USING (kind)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS pending, count(*) FILTER (WHERE run_at <= {clock}()) AS due
+    FROM (SELECT run_at FROM {jobs} WHERE status = 'pending' AND kind = k.kind LIMIT %(most)s) x
+) p
+CROSS JOIN LATERAL (
+    SELECT count(*) AS retrying
+    FROM (
+        SELECT FROM {jobs}
+        WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending' AND kind = k.kind LIMIT %(most)s
+    ) x
+) t
+CROSS JOIN LATERAL (
+    SELECT count(*) AS dead
+    FROM (
+        SELECT FROM {jobs}
+        WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+          AND kind = k.kind
+        LIMIT %(most)s
+    ) x
+) d
+ORDER BY k.kind
 
 -- name: stats_clock
 SELECT extract(epoch FROM {clock}())::float8 AS now
