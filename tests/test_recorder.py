@@ -179,6 +179,11 @@ def test_a_version_of_the_application_is_marked_when_it_comes_and_when_it_comes_
     for version in ("v1", "v1", "v2", "v2", "v1"):
         assert with_recorder(db, work, version) == 1
         conn.execute("update redrive.deploys set at = at - interval '1 minute'")
+    conn.execute(
+        "insert into redrive.workers (name, host, pid, version, app_version, kinds, concurrency, lease, heartbeat_at) "
+        "values ('other', 'h', 1, '0', 'v2', '{mail}', 1, '1 hour', now())"
+    )
+    with_recorder(db, work, "v2")  # restarted in the middle of a deploy: v2 was there all the time
     found = conn.execute("select version from redrive.deploys order by at").fetchall()
     assert [version for (version,) in found] == ["v1", "v2", "v1"]
 

@@ -149,3 +149,23 @@ def test_the_views_say_what_is_there(conn):
     )
     alive = conn.execute("select name, alive from redrive.workers_alive order by name").fetchall()
     assert alive == [("a", True), ("b", False)]
+
+
+def test_depths_count_what_there_is_of_each_kind_up_to_a_bound(conn, queue):
+    insert(conn, "mail", run_at=datetime.now(UTC) - timedelta(seconds=10), lane="a")
+    insert(conn, "mail", run_at=datetime.now(UTC) + timedelta(hours=1), attempts=1, fingerprint="f")
+    insert(conn, "mail", status="running", locked_by="w")
+    for _ in range(3):
+        insert(conn, "old", status="dead")
+    insert(conn, "old", status="failed")
+    insert(conn, "none", status="succeeded")
+    insert(conn, "none", status="failed", last_error="cancelled")
+    insert(conn, "runs", status="running", locked_by="w")
+    found = {row.kind: row for row in queue.stats.depths()}
+    assert sorted(found) == ["mail", "old", "runs"]
+    mail, old = found["mail"], found["old"]
+    assert (mail.pending, mail.due, mail.retrying, mail.running, mail.dead) == (2, 1, 1, 1, 0)
+    assert mail.oldest_due >= 10
+    assert (old.dead, old.oldest_due, old.capped(old.dead)) == (4, None, False)
+    capped = {row.kind: row for row in queue.stats.depths(most=3)}["old"]
+    assert (capped.dead, capped.capped(capped.dead)) == (3, True)

@@ -172,7 +172,7 @@ class Worker:
         self.writer.on_later, self.writer.on_ended = self.producer.expect, self.producer.ended
         self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
-        self.recorder = Recorder(self.database, self._write, self.writer.tally)
+        self.recorder = Recorder(self.database, self._write, self.writer.tally, version=settings.app_version)
         self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
         self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
         self.listener.on_word["kinds"] = self.producer.reconsider

@@ -1179,7 +1179,8 @@ WITH RECURSIVE lanes AS (
     ORDER BY kind LIMIT %(kinds)s
 )
 SELECT k.kind, p.pending, p.due, t.retrying, coalesce(r.jobs, 0) AS running, d.dead,
-       extract(epoch FROM {clock}() - greatest(w.first, '1970-01-01 00:00+00'))::float8 AS oldest_due,
+       CASE WHEN w.first IS NOT NULL
+            THEN extract(epoch FROM {clock}() - greatest(w.first, '1970-01-01 00:00+00'))::float8 END AS oldest_due,
        %(most)s::bigint AS most
 FROM kinds k
 LEFT JOIN waiting w USING (kind)
