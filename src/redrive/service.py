@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 LONGEST_PAUSE = 5.0
+ENDS_WITHIN = 1.5
+"""Seconds that a service gets to end its round when it is told to stop."""
 FOR_EVER = 3600.0
 
 
@@ -130,3 +132,21 @@ class Service:
                 await self._wake.wait()
         except TimeoutError:
             pass
+
+
+class Turning:
+    """A service that turns as a task, and its end."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._stopping = asyncio.Event()
+        self._task = asyncio.create_task(service.run(self._stopping), name=f"redrive {service.name}")
+
+    async def end(self, patience: float = ENDS_WITHIN) -> None:
+        """Let the service end its round, and cancel it where that takes too long."""
+        self._stopping.set()
+        self._service.wake()
+        await asyncio.wait({self._task}, timeout=patience)
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1.0)

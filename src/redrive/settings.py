@@ -16,6 +16,7 @@ from redrive.text import storable
 DAY = 86_400.0
 PREFIX = "REDRIVE_"
 SHORTEST_LEASE = 1.0
+HIGHEST_PORT = 65_536
 LONGEST_NAME = 63
 """Bytes of an identifier in Postgres."""
 LONGEST_VERSION = 100
@@ -70,6 +71,10 @@ class Settings:
     """How long a schedule still runs that no live worker has in its code any more; three minutes at the least."""
     archive: bool = False
     """Move what has outlived its retention to jobs_archive instead of deleting it."""
+    metrics_port: int = 0
+    """Port at which a worker answers /metrics and /health; 0 for none. Each of several processes takes the next."""
+    metrics_host: str = "127.0.0.1"
+    """Address at which it does so."""
     exit_on_db_loss: float = 0.0
     """End the worker when the database has been away this long; 0 waits for ever."""
 
@@ -107,9 +112,11 @@ class Settings:
             raise InvalidOption(
                 f"app_version is {self.app_version!r:.120}: must be at most {LONGEST_VERSION} characters, without NUL"
             )
-        self._demand_three_beats()
+        self._demand_sense()
 
-    def _demand_three_beats(self) -> None:
+    def _demand_sense(self) -> None:
+        if not 0 <= self.metrics_port <= HIGHEST_PORT - self.processes:
+            raise InvalidOption(f"metrics_port is {self.metrics_port}: must be a port, or 0 for none")
         if self.lease < SHORTEST_LEASE:
             raise InvalidOption(
                 f"lease is {self.lease:g} s: must be at least {SHORTEST_LEASE:g} s, or a living worker is taken for "

@@ -34,10 +34,12 @@ from redrive.pulse import Pulse
 from redrive.reaper import Reaper
 from redrive.recorder import Recorder
 from redrive.scheduler import Scheduler
-from redrive.service import FOR_EVER, Database, Service
+from redrive.scrape import Scrape
+from redrive.service import FOR_EVER, Database, Service, Turning
 from redrive.slots import Slots
 from redrive.statements import named
 from redrive.threads import Threads
+from redrive.watch import Watch
 from redrive.writer import Writer, complete
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from redrive.handlers import Handlers
     from redrive.settings import Settings
 
-WATCH_EVERY = 0.1
 LAST_WORDS = 5.0
 """Seconds in which the last outcomes must be written once the handlers have ended."""
 COOPERATION = 0.3
@@ -173,11 +174,20 @@ class Worker:
         self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
         self.recorder = Recorder(self.database, self._write, self.writer.tally, version=settings.app_version)
+        self.scrape = Scrape(
+            self.database,
+            self._write,
+            settings,
+            self.writer.tally,
+            complaints=self.ailment,
+            in_flight=lambda: self.slots.in_flight,
+            unwritten=lambda: self.writer.unwritten,
+        )
         self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
         self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
         self.listener.on_word["kinds"] = self.producer.reconsider
         self.listener.on_word["schedules"] = lambda: self._pulse.wake(self.scheduler)
-        self.watch = Watch(self)
+        self.watch = Watch(self.database, self.slots, self.writer, self._give_up_on_database)
 
     def _control(self, role: str) -> Control:
         return Control(self.settings.database_url, self.settings.schema, f"{role} {self.name}")
@@ -195,7 +205,15 @@ class Worker:
     async def _work(self, stopping: asyncio.Event, *, once: bool) -> None:
         pulse = self._pulse
         pulse.start()
-        parts: list[Service] = [self.producer, self.writer, self.listener, self.pruner, self.recorder, self.watch]
+        parts: list[Service] = [
+            self.producer,
+            self.writer,
+            self.listener,
+            self.pruner,
+            self.recorder,
+            self.scrape,
+            self.watch,
+        ]
         turning = {part: Turning(part) for part in parts}
         self.slots.start()
         emit(WorkerStarted(worker=self.name, kinds=self.kinds, concurrency=self.settings.concurrency))
@@ -221,7 +239,10 @@ class Worker:
         await pulse.stop(BRIEFLY if self.database.away_since else PATIENCE)
         if not self.database.away_since:
             await self._say_goodbye()
-        await asyncio.gather(*(turning[part].end(BRIEFLY) for part in (self.watch, self.listener, self.writer)))
+        await asyncio.gather(
+            *(turning[part].end(BRIEFLY) for part in (self.watch, self.listener, self.writer, self.scrape))
+        )
+        await asyncio.to_thread(self.scrape.close)
         await self.listener.close()
         await self.slots.close()
         await children.close()
@@ -317,50 +338,30 @@ class Worker:
         said += [f"job {job.id} ({job.kind}) is past its timeout and can't be stopped" for job in self.slots.overdue()]
         return "; ".join(said)
 
+    def ailment(self) -> str:
+        """Say why this worker should be taken for ill: what it complains of, or that nobody has heard it of late."""
+        return self.complaints() or ("" if self.heartbeat.fresh else "the last sign of life is too old")
+
     def _services(self) -> Iterable[Service]:
-        return (self.producer, self.writer, self.listener, self.reaper, self.pruner, self.recorder, self.scheduler)
+        return (
+            self.producer,
+            self.writer,
+            self.listener,
+            self.reaper,
+            self.pruner,
+            self.recorder,
+            self.scrape,
+            self.scheduler,
+        )
+
+    def _give_up_on_database(self) -> None:
+        if self._away_too_long():
+            self.stop()
+            self.stop()
 
     def _away_too_long(self) -> bool:
         limit, since = self.settings.exit_on_db_loss, self.database.away_since
         return bool(limit and since) and time.monotonic() - since >= limit
-
-
-class Watch(Service):
-    """Timeouts, jobs that wait too long for a slot here, and a database that has been away too long."""
-
-    name = "watch"
-
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker.database)
-        self._worker = worker
-
-    async def tick(self) -> float:
-        """Look once."""
-        worker = self._worker
-        worker.slots.watch()
-        worker.writer.hand_back(worker.slots.take_stale())
-        if worker._away_too_long():  # noqa: SLF001 - one class in two
-            worker.stop()
-            worker.stop()
-        return WATCH_EVERY
-
-
-class Turning:
-    """A service that turns as a task, and its end."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._stopping = asyncio.Event()
-        self._task = asyncio.create_task(service.run(self._stopping), name=f"redrive {service.name}")
-
-    async def end(self, patience: float = PATIENCE) -> None:
-        """Let the service end its round, and cancel it where that takes too long."""
-        self._stopping.set()
-        self._service.wake()
-        await asyncio.wait({self._task}, timeout=patience)
-        if not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=1.0)
 
 
 async def _until(condition: Callable[[], bool], seconds: float = float("inf")) -> None:

@@ -39,6 +39,7 @@ _SIGNALLED = 128
 
 _log = logging.getLogger("redrive")
 _tethers: list[Tether] = []
+_numbers: list[int] = []
 
 
 @dataclass
@@ -110,7 +111,7 @@ class Processes:
     def _start(self, member: Member) -> None:
         theirs, member.tether = os.pipe()
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing
-        command = [sys.executable, *flags, "-c", START, str(theirs), *sys.argv[1:]]
+        command = [sys.executable, *flags, "-c", START, f"{theirs}:{member.number}", *sys.argv[1:]]
         member.started, member.due = time.monotonic(), math.inf
         try:  # in a group of its own: Ctrl-C is this process' to pass on, once
             member.process = subprocess.Popen(command, pass_fds=(theirs,), process_group=0)  # noqa: S603 - ourselves
@@ -183,13 +184,20 @@ def member() -> None:
     """Be one of the worker processes: the program of ``python -c``."""
     from redrive.cli import main
 
-    _tethers.append(Tether(int(sys.argv.pop(1))))
+    pipe, number = sys.argv.pop(1).split(":")
+    _tethers.append(Tether(int(pipe)))
+    _numbers.append(int(number))
     main()
 
 
 def is_member() -> bool:
     """Whether this process was started by a parent of this module."""
     return bool(_tethers)
+
+
+def number() -> int:
+    """Give the place of this process among those of its parent, counted from 1."""
+    return _numbers[0] if _numbers else 1
 
 
 def on_signal(stop: Callable[[], None]) -> Callable[[], None]:

@@ -54,6 +54,8 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 @setting("--retain-stats", "How long it is kept what workers counted, for charts, 0 for ever (default: 30d).")
 @setting("--schedule-grace", "How long a schedule still runs that was removed from the code (default: 900).")
 @setting("--archive/--no-archive", "Move what outlived its retention to jobs_archive, or delete it (default: delete).")
+@setting("--metrics-port", "Answer /metrics and /health at this port, 0 for none (default: 0).", metavar="PORT")
+@setting("--metrics-host", "Address at which to do so (default: 127.0.0.1).", metavar="ADDRESS")
 @setting("--exit-on-db-loss", "Exit 3 when the database was away this long, 0 to wait for ever (default: 0).")
 @click.option("--once", is_flag=True, envvar="REDRIVE_ONCE", show_envvar=True, help="Run what is due, then exit.")
 @click.option(
@@ -102,6 +104,8 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
     worker = queue.worker(**settings)
     if worker.settings.processes > 1 and not processes.is_member():
         return processes.Processes(worker.settings.processes, worker.settings.grace, once=once).run()
+    if worker.settings.metrics_port and (others := processes.number() - 1) > 0:
+        worker = queue.worker(**{**settings, "metrics_port": worker.settings.metrics_port + others})
     stop = processes.on_signal(worker.stop)
     for number in stop_signals():
         # Not the loop's own handlers: these also count a signal that comes before the loop, or while it is blocked.

@@ -1207,6 +1207,18 @@ CROSS JOIN LATERAL (
 ) d
 ORDER BY k.kind
 
+-- name: fleet
+SELECT count(*) FILTER (WHERE alive) AS alive, count(*) FILTER (WHERE NOT alive) AS silent,
+       coalesce(sum(concurrency) FILTER (WHERE alive), 0) AS slots, coalesce(sum(in_flight) FILTER (WHERE alive), 0) AS in_flight,
+       count(*) FILTER (WHERE alive AND problem IS NOT NULL) AS complaining,
+       (SELECT count(*) FROM {schedules}
+        WHERE paused_at IS NULL AND disabled_at IS NULL AND ended_at IS NULL
+          AND (problem IS NOT NULL
+               OR coalesce(next_run_at, updated_at) < {clock}() - make_interval(secs => %(patience)s::float8))) AS late,
+       coalesce((SELECT array_agg(DISTINCT kind) FROM {workers} k, unnest(k.kinds) AS kind
+                 WHERE k.heartbeat_at > {clock}() - k.lease), '{{}}') AS known
+FROM (SELECT concurrency, in_flight, problem, heartbeat_at > {clock}() - lease AS alive FROM {workers}) w
+
 -- name: stats_clock
 SELECT extract(epoch FROM {clock}())::float8 AS now
 
