@@ -7,7 +7,7 @@ import random
 import psycopg
 import pytest
 
-from redrive.histogram import BOUNDS, PLACES, merged, quantile, spread, trimmed
+from redrive.histogram import BOUNDS, PLACES, add, merged, quantile, spread, trimmed
 
 WORST = 2 ** (1 / 8)
 
@@ -43,16 +43,19 @@ def test_each_value_falls_into_the_one_place_that_holds_it():
 def test_of_nothing_there_is_no_quantile():
     assert quantile([], 0.5) is None
     assert quantile([0] * PLACES, 0.5) is None
-    assert trimmed([0, 0]) == []
-    assert trimmed([1, 0, 2, 0]) == [1, 0, 2]
+    assert trimmed([0, 0]) == "{}"
+    assert trimmed([0, 1, 0, 2, 0]) == "[2:4]={1,0,2}"
+    whole = [0] * PLACES
+    add(whole, 2, [1, 0, 2])
+    assert whole[:5] == [0, 1, 0, 2, 0]
 
 
 def test_sql_reads_the_same_from_the_same_places(conn: psycopg.Connection):
     chance = random.Random(1)
-    parts = [trimmed(counted([chance.lognormvariate(-3, 2) for _ in range(50)])) for _ in range(4)]
+    parts = [counted([chance.lognormvariate(-3, 2) for _ in range(50)]) for _ in range(4)]
     conn.execute("create temp table h (runs int[])")
     with conn.cursor() as cursor:
-        cursor.executemany("insert into h values (%s)", [(part,) for part in [*parts, []]])
+        cursor.executemany("insert into h values (%s::int[])", [(trimmed(part),) for part in [*parts, []]])
     for share in (0.0, 0.5, 0.95, 1.0):
         [row] = conn.execute("select redrive.quantile(redrive.merged(runs), %s) from h", (share,))
         assert row[0] == pytest.approx(quantile(merged(parts), share))

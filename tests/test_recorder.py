@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg.rows import namedtuple_row
 
 from engine import Inside, insert, states
 from redrive import Dead, Discard, Queue, Retry, Snooze
 from redrive.connections import Control
-from redrive.histogram import merged
 from redrive.recorder import Recorder
 from redrive.service import Database
 from redrive.tally import Tally
@@ -73,7 +73,7 @@ def test_a_worker_writes_what_became_of_its_jobs_and_how_long_each_took(db, conn
     assert sum(row.succeeded for row in found) == 3
     assert 0.15 <= sum(row.run_seconds for row in found) < 3
     assert 0 < sum(row.wait_seconds for row in found) < 60
-    assert sum(merged(row.runs for row in found)) == sum(merged(row.waits for row in found)) == 3
+    assert sum(sum(row.runs) for row in found) == sum(sum(row.waits) for row in found) == 3
     [view] = conn.execute(
         "select sum(succeeded), min(run_p50) >= 0.04, bool_and(run_p95 >= run_p50) from redrive.throughput "
         "where kind = 'fine'"
@@ -111,41 +111,51 @@ def test_nothing_is_said_while_nothing_happens_and_a_row_written_twice_is_no_har
     assert [(row.kind, row.succeeded, row.ran) for row in rows(conn)] == [("export", 1, 1), ("mail", 1, 1)]
 
 
-def test_old_minutes_of_all_workers_are_summed_up_by_ten_and_what_comes_late_is_added(db, conn):
-    def add(worker: str, minute: int, succeeded: int) -> None:
+def test_old_minutes_are_summed_up_step_by_step_and_what_comes_late_is_added(db, conn):
+    def add(worker: str, hours: float, minute: int, succeeded: int) -> None:
         conn.execute(
             "insert into redrive.stats (minute, kind, worker, succeeded, ran, run_seconds, waits, runs) select "
-            "to_timestamp(floor(extract(epoch from now()) / 600) * 600) - interval '3 hours' "
-            "+ %s * interval '1 minute', 'mail', %s, %s, %s, 1.5, '{}', array[0, %s]",
-            (minute, worker, succeeded, succeeded, succeeded),
+            "to_timestamp(floor(extract(epoch from now()) / 3600) * 3600) - %s * interval '1 hour' "
+            "+ %s * interval '1 minute', 'mail', %s, %s, %s, 1.5, '{}', ('[30:31]={0,' || %s || '}')::int[]",
+            (hours, minute, worker, succeeded, succeeded, succeeded),
         )
 
-    async def work(recorder: Recorder, _control: Spy, _tally: Tally) -> None:
-        assert await recorder._sum_up()
-        assert await recorder._sum_up()
-        assert not await recorder._sum_up()
+    async def all_of_it(recorder: Recorder, _control: Spy, _tally: Tally) -> int:
+        turns = 0
+        while await recorder._sum_up():
+            turns += 1
+        return turns
 
+    def sums() -> list[tuple[Any, ...]]:
+        query = (
+            "select minutes, count(*), sum(succeeded), sum(run_seconds), "
+            "(redrive.merged(runs))[31], redrive.quantile(redrive.merged(runs), 0.5), "
+            "bool_and(runs::text like '[30:31]=%') "
+            "from redrive.stats where worker = '' group by minutes order by minutes"
+        )
+        return conn.execute(query).fetchall()
+
+    p50 = pytest.approx(0.0001 * 2 ** (29.5 / 4))
     for worker in ("a", "b"):
         for minute in range(20):
-            add(worker, minute, 2)
-    with_recorder(db, work)
-    found = rows(conn)
-    assert [(row.worker, row.minutes, row.succeeded, row.runs) for row in found] == [("", 10, 40, [0, 40])] * 2
-    assert [row.run_seconds for row in found] == [30.0, 30.0]
-    add("c", 3, 5)
-
-    async def once_more(recorder: Recorder, _control: Spy, _tally: Tally) -> None:
-        assert await recorder._sum_up()
-        assert not await recorder._sum_up()
-
-    with_recorder(db, once_more)
-    assert [(row.worker, row.succeeded, row.runs) for row in rows(conn)] == [("", 45, [0, 45]), ("", 40, [0, 40])]
+            for hours in (2, 4, 30):
+                add(worker, hours, minute, 2)
+    assert with_recorder(db, all_of_it) > 2
+    # an hour ago at least, two hours ago at least, yesterday
+    found = {minutes: rest for minutes, *rest in sums()}
+    assert found[60] == [1, 80, 60.0, 80, p50, True]
+    assert found[10][:2] == [2, 80] or found[10][:2] == [4, 160]  # of what is two hours old, by the minute of the hour
+    assert sum(rest[1] for rest in found.values()) == 240
+    assert conn.execute("select count(*) from redrive.stats where worker <> ''").fetchone() == (0,)
+    add("c", 30, 3, 5)
+    assert with_recorder(db, all_of_it) >= 1
+    assert {minutes: rest for minutes, *rest in sums()}[60] == [1, 85, 61.5, 85, p50, True]
 
 
 def test_minutes_that_are_not_old_stay_as_they_are_and_so_does_what_another_worker_is_at(db, conn):
     conn.execute(
         "insert into redrive.stats (minute, kind, worker) select now() - age, 'mail', 'a' "
-        "from unnest(array[interval '0', '1 hour', '2 hours']) age"
+        "from unnest(array[interval '0', '10 minutes', '29 minutes']) age"
     )
 
     async def work(recorder: Recorder, _control: Spy, _tally: Tally) -> bool:

@@ -65,9 +65,16 @@ def merged(histograms: Iterable[Sequence[int]]) -> list[int]:
     return whole
 
 
-def trimmed(histogram: Sequence[int]) -> list[int]:
-    """Leave out the zeros at the end."""
-    end = len(histogram)
-    while end and not histogram[end - 1]:
-        end -= 1
-    return list(histogram[:end])
+def trimmed(histogram: Sequence[int]) -> str:
+    """Spell it as an array of Postgres, counted from 1, without the zeros at both ends: ``[30:32]={5,0,1}``."""
+    filled = [place for place, count in enumerate(histogram) if count]
+    if not filled:
+        return "{}"
+    first, last = filled[0], filled[-1]
+    return f"[{first + 1}:{last + 1}]={{{','.join(map(str, histogram[first : last + 1]))}}}"
+
+
+def add(histogram: list[int], first: int, counts: Iterable[int]) -> None:
+    """Add an array of Postgres, which begins at *first*, counted from 1."""
+    for place, count in enumerate(counts, first - 1):
+        histogram[place] += count

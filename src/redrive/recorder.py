@@ -1,4 +1,4 @@
-"""Writes what this worker counted into ``stats``, now and then, and sums up what is older than two hours.
+"""Writes what this worker counted into ``stats``, now and then, and sums up what is old.
 
 A row is written as a whole, so that writing it twice is no harm. Nothing is written while nothing happens. What was
 counted since the last time is lost with a killed process, at most ten seconds of it; the jobs themselves are not.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrive.histogram import trimmed
 from redrive.service import Database, Service
-from redrive.statements import as_array, named
+from redrive.statements import named
 from redrive.tally import OUTCOMES, Count, Key, Tally
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 EVERY = 10.0
 SUM_UP_EVERY = 300.0
+HALF_AN_HOUR, TWO_HOURS, A_DAY = 1800, 7200, 26 * 3600
+SUMS = ((HALF_AN_HOUR, 60, 1), (TWO_HOURS, 600, 1), (A_DAY, 3600, 10))
+"""After how long, into how long a piece, and of rows of how many minutes sums are made. Half an hour, since a worker
+that was cut off for longer writes a row anew that has gone into a sum already."""
 PAGE = 500
 """Rows that one statement writes."""
 _FIELDS = (*OUTCOMES, "ran", "wait_seconds", "run_seconds")
@@ -63,8 +67,12 @@ class Recorder(Service):
             self._wrote = True
 
     async def _sum_up(self) -> bool:
-        """Make one row of the rows of ten minutes; gives whether there may be more."""
-        return bool(await self._control.run(named("sum_up_stats", self._control.schema)))
+        """Make one row of several, a piece of each sort; gives whether there may be more."""
+        more = False
+        for age, step, minutes in SUMS:
+            asked = named("sum_up_stats", self._control.schema, age=age, step=step, of_minutes=minutes)
+            more = bool(await self._control.run(asked)) or more
+        return more
 
     def _parameters(self, page: Sequence[tuple[Key, Count]]) -> dict[str, Any]:
         rows = [asdict(count) for _, count in page]
@@ -72,7 +80,7 @@ class Recorder(Service):
             "worker": self.database.worker,
             "minutes": [minute * 60 for (minute, _), _ in page],
             "kinds": [kind for (_, kind), _ in page],
-            "waits": [as_array(trimmed(count.waits)) for _, count in page],
-            "runs": [as_array(trimmed(count.runs)) for _, count in page],
+            "waits": [trimmed(count.waits) for _, count in page],
+            "runs": [trimmed(count.runs) for _, count in page],
             **{name: [row[name] for row in rows] for name in _FIELDS},
         }

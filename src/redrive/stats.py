@@ -7,19 +7,20 @@ did to the rows, nor what operators cancelled before it began. Quantiles are rig
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import class_row
+from psycopg.rows import class_row, tuple_row
 
 from redrive import store
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
-from redrive.histogram import quantile
+from redrive.histogram import add, quantile
 from redrive.settings import seconds
 from redrive.sql import spoken
 from redrive.statements import Statement, named
+from redrive.tally import OUTCOMES, Count
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 STEPS = ((2 * HOUR, 60.0), (26 * HOUR, 600.0), (8 * 24 * HOUR, HOUR), (32 * 24 * HOUR, 6 * HOUR))
-"""Spans, and the steps into which each is cut. What is older than two hours is there by ten minutes only."""
+"""Spans, and the steps into which each is cut. What is older than two hours is there by ten minutes only, and after a
+day by the hour."""
 DAY = 24 * HOUR
 LONGEST = 366 * DAY
 MOST = 10_000
@@ -133,6 +135,9 @@ class Depth:
         return count >= self.most
 
 
+_SUMMED = (*OUTCOMES, "ran", "wait_seconds", "run_seconds")
+
+
 class Stats:
     """What workers counted: ``queue.stats``."""
 
@@ -221,11 +226,11 @@ class Stats:
         params = {
             "since": _floor(now - length, cut or 60.0),
             "until": now + 60.0,
-            "step": cut,
+            "step": cut or 0.0,
             "by_kind": cut is None,
             "kind": _name(kind) or None,
         }
-        return replace(named("sum_stats", self._queue.schema, **params), kept=False)
+        return Statement(spoken("read_stats", self._queue.schema), tuple_row, params, binary=True, kept=False)
 
     def _deploys(self, span: float | timedelta | str) -> Statement[Deploy]:
         params = {"span": _cut(span, None)[0]}
@@ -271,36 +276,44 @@ def _moment(at: float) -> datetime:
 
 
 def _series(rows: list[Any], now: float, length: float, cut: float, kind: str) -> list[Sum]:
-    found = {row.at: row for row in rows}
+    found = _added(rows)
     first = int(_floor(now - length, cut))
     steps = range(first, int(now) + 1, int(cut))
-    return [_sum(found.get(at), at, min(cut, max(now - at, 1.0)), kind) for at in steps]
+    return [_sum(found.get((at, "")), at, min(cut, max(now - at, 1.0)), kind) for at in steps]
 
 
 def _whole(rows: list[Any], now: float, length: float) -> list[Sum]:
     first = _floor(now - length, 60.0)
-    return [_sum(row, first, now - first, row.kind) for row in rows]
+    return [_sum(count, first, now - first, kind) for (_, kind), count in sorted(_added(rows).items())]
 
 
-def _sum(row: Any, at: float, length: float, kind: str) -> Sum:
-    if row is None:
+def _added(rows: list[Any]) -> dict[tuple[int, str], Count]:
+    """Add up the rows of each step and kind, by the thousand."""
+    found: dict[tuple[int, str], Count] = {}
+    for at, kind, *numbers, first_wait, waits, first_run, runs in rows:
+        count = found.get((at, kind))
+        if count is None:
+            count = found[at, kind] = Count()
+        for name, number in zip(_SUMMED, numbers, strict=True):
+            if number:
+                setattr(count, name, getattr(count, name) + number)
+        add(count.waits, first_wait, waits)
+        add(count.runs, first_run, runs)
+    return found
+
+
+def _sum(count: Count | None, at: float, length: float, kind: str) -> Sum:
+    if count is None:
         return Sum(kind=kind, at=_moment(at), seconds=length)
     return Sum(
         kind=kind,
         at=_moment(at),
         seconds=length,
-        succeeded=row.succeeded,
-        retried=row.retried,
-        failed=row.failed,
-        died=row.died,
-        snoozed=row.snoozed,
-        handed_back=row.handed_back,
-        reclaimed=row.reclaimed,
-        ran=row.ran,
-        wait_mean=row.wait_seconds / row.ran if row.ran else None,
-        wait_p50=quantile(row.waits, 0.5),
-        wait_p95=quantile(row.waits, 0.95),
-        run_mean=row.run_seconds / row.ran if row.ran else None,
-        run_p50=quantile(row.runs, 0.5),
-        run_p95=quantile(row.runs, 0.95),
+        **{name: getattr(count, name) for name in (*OUTCOMES, "ran")},
+        wait_mean=count.wait_seconds / count.ran if count.ran else None,
+        wait_p50=quantile(count.waits, 0.5),
+        wait_p95=quantile(count.waits, 0.95),
+        run_mean=count.run_seconds / count.ran if count.ran else None,
+        run_p50=quantile(count.runs, 0.5),
+        run_p95=quantile(count.runs, 0.95),
     )

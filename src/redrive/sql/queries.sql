@@ -1056,43 +1056,46 @@ FROM unnest(%(minutes)s::bigint[], %(kinds)s::text[], %(succeeded)s::int[], %(re
             %(wait_seconds)s::float8[], %(run_seconds)s::float8[], %(waits)s::text[], %(runs)s::text[])
      AS g(minute, kind, succeeded, retried, failed, died, snoozed, handed_back, reclaimed, ran, wait_seconds, run_seconds,
           waits, runs)
-ON CONFLICT (minute, kind, worker) DO UPDATE
+ON CONFLICT (minute, kind, worker, minutes) DO UPDATE
 SET succeeded = excluded.succeeded, retried = excluded.retried, failed = excluded.failed, died = excluded.died,
     snoozed = excluded.snoozed, handed_back = excluded.handed_back, reclaimed = excluded.reclaimed, ran = excluded.ran,
     wait_seconds = excluded.wait_seconds, run_seconds = excluded.run_seconds, waits = excluded.waits, runs = excluded.runs
 
 -- name: sum_up_stats
--- The oldest ten minutes that are over for two hours and not summed up yet, all workers of a kind in one row. What comes
--- late, after a long outage, is added to the sum by the same statement. One worker at a time, and nobody waits.
+-- The oldest :step seconds that are over for :age seconds and not one row a kind yet. What comes late, after a long outage,
+-- is added to the sum by the same statement. One worker at a time, and nobody waits.
 WITH span AS MATERIALIZED (
     SELECT f.first, pg_try_advisory_xact_lock({stats_lock}) AS mine
     FROM (
-        SELECT to_timestamp(floor(extract(epoch FROM min(minute)) / 600) * 600) AS first FROM {stats} WHERE worker <> ''
+        SELECT to_timestamp(floor(extract(epoch FROM min(minute)) / %(step)s) * %(step)s) AS first
+        FROM (
+            SELECT minute FROM {stats}
+            WHERE minutes = %(of_minutes)s AND (worker <> '' OR minutes < %(step)s / 60)
+            ORDER BY minutes, minute LIMIT 1
+        ) o
     ) f
-    WHERE f.first <= {clock}() - interval '130 minutes'
+    WHERE f.first <= {clock}() - make_interval(secs => %(age)s + %(step)s)
 ), gone AS (
     DELETE FROM {stats}
-    WHERE minute >= (SELECT first FROM span WHERE mine) AND minute < (SELECT first FROM span) + interval '10 minutes'
+    WHERE minute >= (SELECT first FROM span WHERE mine)
+      AND minute < (SELECT first FROM span) + make_interval(secs => %(step)s) AND minutes <= %(step)s / 60
     RETURNING *
-), places AS (
-    SELECT g.kind, u.place, sum(u.waits) AS waits, sum(u.runs) AS runs
-    FROM gone g
-    CROSS JOIN LATERAL unnest(g.waits, g.runs) WITH ORDINALITY AS u(waits, runs, place)
-    GROUP BY g.kind, u.place
-), histograms AS (
-    SELECT kind, array_agg(coalesce(waits, 0)::int ORDER BY place) AS waits, array_agg(coalesce(runs, 0)::int ORDER BY place) AS runs
-    FROM places GROUP BY kind
+), summed AS (
+    SELECT kind, sum(succeeded) AS succeeded, sum(retried) AS retried, sum(failed) AS failed, sum(died) AS died,
+           sum(snoozed) AS snoozed, sum(handed_back) AS handed_back, sum(reclaimed) AS reclaimed, sum(ran) AS ran,
+           sum(wait_seconds) AS wait_seconds, sum(run_seconds) AS run_seconds, {schema}.merged(waits) AS waits,
+           {schema}.merged(runs) AS runs, min(array_lower(waits, 1)) AS first_wait, min(array_lower(runs, 1)) AS first_run
+    FROM gone GROUP BY kind
 )
 INSERT INTO {stats} (minute, kind, worker, minutes, succeeded, retried, failed, died, snoozed, handed_back, reclaimed, ran,
                      wait_seconds, run_seconds, waits, runs)
-SELECT (SELECT first FROM span), kind, '', 10, sum(succeeded), sum(retried), sum(failed), sum(died), sum(snoozed),
-       sum(handed_back), sum(reclaimed), sum(ran), sum(wait_seconds), sum(run_seconds), coalesce(h.waits, '{{}}'),
-       coalesce(h.runs, '{{}}')
-FROM (
-    SELECT kind, succeeded, retried, failed, died, snoozed, handed_back, reclaimed, ran, wait_seconds, run_seconds FROM gone
-) g
-LEFT JOIN histograms h USING (kind)
-GROUP BY kind, h.waits, h.runs
+SELECT (SELECT first FROM span), kind, '', %(step)s / 60, succeeded, retried, failed, died, snoozed, handed_back, reclaimed,
+       ran, wait_seconds, run_seconds,
+       CASE WHEN first_wait IS NULL THEN '{{}}'
+            ELSE format('[%%s:%%s]=%%s', first_wait, array_upper(waits, 1), waits[first_wait:]::text)::int[] END,
+       CASE WHEN first_run IS NULL THEN '{{}}'
+            ELSE format('[%%s:%%s]=%%s', first_run, array_upper(runs, 1), runs[first_run:]::text)::int[] END
+FROM summed
 RETURNING kind
 
 -- name: prune_stats
@@ -1117,35 +1120,15 @@ WHERE %(version)s::text IS DISTINCT FROM (SELECT version FROM {deploys} ORDER BY
   )
 ON CONFLICT DO NOTHING
 
--- name: sum_stats
--- By steps of :step seconds, or as a whole where it is NULL; of each kind by itself, of all together, or of one. The
--- histograms come as two arrays of the same length.
-WITH chosen AS MATERIALIZED (
-    SELECT coalesce(floor(extract(epoch FROM minute) / %(step)s::float8) * %(step)s::float8, 0)::bigint AS at,
-           CASE WHEN %(by_kind)s THEN kind ELSE '' END AS kind, succeeded, retried, failed, died, snoozed, handed_back,
-           reclaimed, ran, wait_seconds, run_seconds, waits, runs
-    FROM {stats}
-    WHERE minute >= to_timestamp(%(since)s::float8) AND minute < to_timestamp(%(until)s::float8)
-      AND (%(kind)s::text IS NULL OR kind = %(kind)s)
-), sums AS (
-    SELECT at, kind, sum(succeeded)::bigint AS succeeded, sum(retried)::bigint AS retried, sum(failed)::bigint AS failed,
-           sum(died)::bigint AS died, sum(snoozed)::bigint AS snoozed, sum(handed_back)::bigint AS handed_back,
-           sum(reclaimed)::bigint AS reclaimed, sum(ran)::bigint AS ran, sum(wait_seconds) AS wait_seconds,
-           sum(run_seconds) AS run_seconds
-    FROM chosen GROUP BY at, kind
-), places AS (
-    SELECT c.at, c.kind, u.place, sum(u.waits)::bigint AS waits, sum(u.runs)::bigint AS runs
-    FROM chosen c
-    CROSS JOIN LATERAL unnest(c.waits, c.runs) WITH ORDINALITY AS u(waits, runs, place)
-    GROUP BY c.at, c.kind, u.place
-), histograms AS (
-    SELECT at, kind, array_agg(coalesce(waits, 0) ORDER BY place) AS waits, array_agg(coalesce(runs, 0) ORDER BY place) AS runs
-    FROM places GROUP BY at, kind
-)
-SELECT s.*, coalesce(h.waits, '{{}}') AS waits, coalesce(h.runs, '{{}}') AS runs
-FROM sums s
-LEFT JOIN histograms h USING (at, kind)
-ORDER BY at, kind
+-- name: read_stats
+-- The rows as they are, by steps of :step seconds (0 for one step) and kind ('' for all). They are added up in Python: to
+-- unnest and group so many small arrays takes Postgres five times as long.
+SELECT CASE WHEN %(step)s::float8 > 0 THEN floor(extract(epoch FROM minute) / %(step)s::float8) * %(step)s::float8 ELSE 0 END::bigint,
+       CASE WHEN %(by_kind)s THEN kind ELSE '' END, succeeded, retried, failed, died, snoozed, handed_back, reclaimed, ran,
+       wait_seconds, run_seconds, coalesce(array_lower(waits, 1), 1), waits, coalesce(array_lower(runs, 1), 1), runs
+FROM {stats}
+WHERE minute >= to_timestamp(%(since)s::float8) AND minute < to_timestamp(%(until)s::float8)
+  AND (%(kind)s::text IS NULL OR kind = %(kind)s)
 
 -- name: depths
 -- What there is of each kind that has something pending, running or dead, no more than :most counted of each sort. The

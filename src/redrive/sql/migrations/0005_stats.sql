@@ -1,7 +1,8 @@
 -- What workers counted, by the minute; when which version of the application came; views for people's own dashboards.
 
--- One row a minute, kind and worker, which only that worker writes: no row is hot. After two hours the workers' upkeep
--- sums the rows of ten minutes of a kind up into one, whose worker is ''.
+-- One row a minute, kind and worker, which only that worker writes: no row is hot. Later the workers' upkeep sums them up:
+-- after half an hour those of all workers, whose name is '' then, after two hours those of ten minutes, after a day those
+-- of an hour.
 CREATE TABLE {stats} (
     minute       timestamptz NOT NULL,
     kind         text NOT NULL,
@@ -19,19 +20,19 @@ CREATE TABLE {stats} (
     run_seconds  double precision NOT NULL DEFAULT 0,
     waits        int[] NOT NULL DEFAULT '{{}}',
     runs         int[] NOT NULL DEFAULT '{{}}',
-    PRIMARY KEY (minute, kind, worker)
+    PRIMARY KEY (minute, kind, worker, minutes)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500);
 COMMENT ON COLUMN {stats}.minute IS 'when it begins; what ended in it is counted in it';
-COMMENT ON COLUMN {stats}.minutes IS 'how many it stands for: 1, or 10 where it is a sum';
+COMMENT ON COLUMN {stats}.minutes IS 'how many it stands for: 1, 10 or 60';
 COMMENT ON COLUMN {stats}.worker IS 'who counted; '''' where it is a sum';
 COMMENT ON COLUMN {stats}.failed IS 'cancelled while they ran, and discarded';
 COMMENT ON COLUMN {stats}.reclaimed IS 'taken back by this worker from others that were lost';
 COMMENT ON COLUMN {stats}.ran IS 'runs of the handler that ended, whatever came of them: what the seconds are sums of';
 COMMENT ON COLUMN {stats}.wait_seconds IS 'from the time at which each was due to its start';
 COMMENT ON COLUMN {stats}.waits IS
-    'histogram of the waits: how many took up to 0.0001 s, then up to 2^(1/4) times as much each; the zeros at its end are left out. So is runs';
+    'histogram of the waits: how many took up to 0.0001 s is waits[1], and each further place reaches 2^(1/4) times as far; the zeros at both ends are left out, so it may begin at [30]. So it is with runs';
 
-CREATE INDEX stats_to_sum_up_idx ON {stats} (minute) WHERE worker <> '';
+CREATE INDEX stats_to_sum_up_idx ON {stats} (minutes, minute);
 
 -- When a version of the application first was there, or again after it had been gone.
 CREATE TABLE {deploys} (
@@ -46,8 +47,8 @@ COMMENT ON COLUMN {workers}.clock_skew IS 'seconds by which its machine''s clock
 -- Histograms of any rows, added up: SELECT redrive.quantile(redrive.merged(runs), 0.95) FROM redrive.stats WHERE ...
 CREATE FUNCTION {schema}.add_histogram(sum bigint[], histogram int[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT coalesce(array_agg(coalesce(a, 0) + coalesce(b, 0) ORDER BY place), '{{}}')
-    FROM unnest(sum, histogram) WITH ORDINALITY AS u(a, b, place)
+    SELECT coalesce(array_agg(coalesce(sum[place], 0) + coalesce(histogram[place], 0) ORDER BY place), '{{}}')
+    FROM generate_series(1, greatest(array_upper(sum, 1), array_upper(histogram, 1))) AS place
 $$;
 CREATE AGGREGATE {schema}.merged(int[]) (SFUNC = {schema}.add_histogram, STYPE = bigint[], INITCOND = '{{}}');
 
@@ -65,7 +66,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 
 CREATE VIEW {schema}.throughput AS
-SELECT minute, kind, max(minutes) AS minutes,
+SELECT minute, kind, minutes,
        sum(succeeded) AS succeeded, sum(retried) AS retried, sum(failed) AS failed, sum(died) AS died,
        sum(snoozed) AS snoozed, sum(handed_back) AS handed_back, sum(reclaimed) AS reclaimed, sum(ran) AS ran,
        sum(wait_seconds) / nullif(sum(ran), 0) AS wait_mean,
@@ -75,8 +76,8 @@ SELECT minute, kind, max(minutes) AS minutes,
        {schema}.quantile({schema}.merged(runs), 0.5) AS run_p50,
        {schema}.quantile({schema}.merged(runs), 0.95) AS run_p95
 FROM {stats}
-GROUP BY minute, kind;
-COMMENT ON VIEW {schema}.throughput IS 'what became of jobs, by minute (ten minutes after two hours) and kind; times in seconds';
+GROUP BY minute, kind, minutes;
+COMMENT ON VIEW {schema}.throughput IS 'what became of jobs, by minute (ten after two hours, an hour after a day) and kind; times in seconds';
 
 -- A `failed` that gives none of our reasons was written by a stranger and counts as dead.
 CREATE VIEW {schema}.dead_letters AS
