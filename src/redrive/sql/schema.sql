@@ -12,8 +12,8 @@ COMMENT ON DOMAIN redrive.job_status IS 'pending: waits for run_at; running: a w
 CREATE FUNCTION redrive.add_histogram(sum bigint[], histogram integer[]) RETURNS bigint[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
-    SELECT coalesce(array_agg(coalesce(a, 0) + coalesce(b, 0) ORDER BY place), '{}')
-    FROM unnest(sum, histogram) WITH ORDINALITY AS u(a, b, place)
+    SELECT coalesce(array_agg(coalesce(sum[place], 0) + coalesce(histogram[place], 0) ORDER BY place), '{}')
+    FROM generate_series(1, greatest(array_upper(sum, 1), array_upper(histogram, 1))) AS place
 $$;
 
 CREATE FUNCTION redrive.clock() RETURNS timestamp with time zone
@@ -607,7 +607,7 @@ COMMENT ON COLUMN redrive.stats.minute IS 'when it begins; what ended in it is c
 
 COMMENT ON COLUMN redrive.stats.worker IS 'who counted; '''' where it is a sum';
 
-COMMENT ON COLUMN redrive.stats.minutes IS 'how many it stands for: 1, or 10 where it is a sum';
+COMMENT ON COLUMN redrive.stats.minutes IS 'how many it stands for: 1, 10 or 60';
 
 COMMENT ON COLUMN redrive.stats.failed IS 'cancelled while they ran, and discarded';
 
@@ -617,12 +617,12 @@ COMMENT ON COLUMN redrive.stats.ran IS 'runs of the handler that ended, whatever
 
 COMMENT ON COLUMN redrive.stats.wait_seconds IS 'from the time at which each was due to its start';
 
-COMMENT ON COLUMN redrive.stats.waits IS 'histogram of the waits: how many took up to 0.0001 s, then up to 2^(1/4) times as much each; the zeros at its end are left out. So is runs';
+COMMENT ON COLUMN redrive.stats.waits IS 'histogram of the waits: how many took up to 0.0001 s is waits[1], and each further place reaches 2^(1/4) times as far; the zeros at both ends are left out, so it may begin at [30]. So it is with runs';
 
 CREATE VIEW redrive.throughput AS
  SELECT minute,
     kind,
-    max(minutes) AS minutes,
+    minutes,
     sum(succeeded) AS succeeded,
     sum(retried) AS retried,
     sum(failed) AS failed,
@@ -638,9 +638,9 @@ CREATE VIEW redrive.throughput AS
     redrive.quantile(redrive.merged(runs), (0.5)::double precision) AS run_p50,
     redrive.quantile(redrive.merged(runs), (0.95)::double precision) AS run_p95
    FROM redrive.stats
-  GROUP BY minute, kind;
+  GROUP BY minute, kind, minutes;
 
-COMMENT ON VIEW redrive.throughput IS 'what became of jobs, by minute (ten minutes after two hours) and kind; times in seconds';
+COMMENT ON VIEW redrive.throughput IS 'what became of jobs, by minute (ten after two hours, an hour after a day) and kind; times in seconds';
 
 CREATE TABLE redrive.workers (
     name text NOT NULL,
@@ -720,7 +720,7 @@ ALTER TABLE ONLY redrive.schedules
     ADD CONSTRAINT schedules_pkey PRIMARY KEY (name);
 
 ALTER TABLE ONLY redrive.stats
-    ADD CONSTRAINT stats_pkey PRIMARY KEY (minute, kind, worker);
+    ADD CONSTRAINT stats_pkey PRIMARY KEY (minute, kind, worker, minutes);
 
 ALTER TABLE ONLY redrive.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (name);
@@ -757,7 +757,7 @@ CREATE INDEX jobs_running_idx ON redrive.jobs USING btree (locked_by, id) WHERE 
 
 CREATE INDEX requeues_active_idx ON redrive.requeues USING btree (id) WHERE (status = ANY (ARRAY['waiting'::text, 'canary'::text, 'running'::text]));
 
-CREATE INDEX stats_to_sum_up_idx ON redrive.stats USING btree (minute) WHERE (worker <> ''::text);
+CREATE INDEX stats_to_sum_up_idx ON redrive.stats USING btree (minutes, minute);
 
 ALTER INDEX redrive.jobs_archive_id_idx ATTACH PARTITION redrive.jobs_archive_default_id_idx;
 
