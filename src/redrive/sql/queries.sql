@@ -1500,6 +1500,180 @@ SELECT set_config('redrive.clock_offset', (
 SELECT set_config('redrive.clock_offset', %(moved)s, false)
 
 
+------------------------------------------------------------------------------------------------ what the desk asks
+-- It must survive the incident: what is counted is counted up to a cap and shown as such, what is read is read along an
+-- index, and every reading has so many milliseconds.
+
+-- name: desk_terms
+-- Said first in each transaction of the desk that only looks.
+SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', %(timeout)s::text, true),
+       set_config('jit', 'off', true)
+
+-- name: desk_place
+SELECT {clock}() AS now, clock_timestamp() AS time, current_database()::text AS database, current_user::text AS role,
+       current_setting('server_version') AS version, pg_is_in_recovery() AS replica,
+       current_setting('default_transaction_read_only') = 'on' AS read_only,
+       has_table_privilege(format('%%I.jobs', {schema_name}::text), 'UPDATE') AS may_write
+
+-- name: desk_waiting
+-- A row a kind with pending jobs, found by a loose index scan and counted up to a cap, those due first.
+WITH RECURSIVE found AS (
+    (SELECT kind FROM {jobs} WHERE status = 'pending' ORDER BY kind, priority, lane, run_at, id LIMIT 1)
+    UNION ALL
+    SELECT n.kind
+    FROM found f
+    CROSS JOIN LATERAL (
+        SELECT kind FROM {jobs} WHERE status = 'pending' AND kind > f.kind
+        ORDER BY kind, priority, lane, run_at, id LIMIT 1
+    ) n
+)
+SELECT f.kind, c.pending, c.due, c.pending >= %(most)s::int AS capped
+FROM (SELECT kind FROM found LIMIT 500) f
+CROSS JOIN LATERAL (
+    SELECT count(*) AS pending, count(*) FILTER (WHERE run_at <= {clock}()) AS due
+    FROM (
+        SELECT run_at FROM {jobs} j WHERE status = 'pending' AND j.kind = f.kind
+        ORDER BY priority, lane, run_at, id LIMIT %(most)s::int
+    ) p
+) c
+ORDER BY f.kind
+
+-- name: desk_running
+-- updated_at of a running job is its claim or its last progress; locked_at is renewed.
+SELECT kind, count(*) AS jobs, count(*) FILTER (WHERE cancel_requested_at IS NOT NULL) AS stopping,
+       extract(epoch FROM {clock}() - min(updated_at))::float8 AS longest
+FROM {jobs} WHERE status = 'running' GROUP BY kind ORDER BY kind LIMIT 500
+
+-- name: desk_overdue
+-- Running for longer than the handler's timeout: a thread can't be stopped, and what it said last is its updated_at.
+SELECT j.id, j.kind, j.locked_by AS worker, t.timeout, extract(epoch FROM {clock}() - j.updated_at)::float8 AS seconds
+FROM unnest(%(kinds)s::text[], %(timeouts)s::float8[]) AS t(kind, timeout)
+JOIN {jobs} j ON j.kind = t.kind
+WHERE j.status = 'running' AND j.updated_at < {clock}() - make_interval(secs => t.timeout + %(slack)s::float8)
+ORDER BY j.updated_at
+LIMIT 20
+
+-- name: desk_suspects
+-- Their worker died while they may have run.
+(SELECT id, kind, status::text, crashes, updated_at FROM {jobs} WHERE status = 'running' AND crashes > 0 ORDER BY id LIMIT 20)
+UNION ALL
+(SELECT id, kind, status::text, crashes, updated_at FROM {jobs} WHERE alone AND status || '' = 'pending' ORDER BY run_at, id LIMIT 20)
+
+-- name: desk_dead
+SELECT count(*) AS jobs, count(*) >= %(most)s::int AS capped
+FROM (SELECT FROM {jobs} WHERE status = 'dead' LIMIT %(most)s::int) d
+
+-- name: desk_failures
+-- The failed attempts of the last day by kind, as far as the newest of them reach.
+WITH newest AS MATERIALIZED (
+    SELECT kind, outcome, error_type, failed_at FROM {failures} ORDER BY id DESC LIMIT %(most)s::int
+)
+SELECT kind, count(*) AS day, count(*) FILTER (WHERE failed_at >= {clock}() - interval '1 hour') AS hour,
+       count(*) FILTER (WHERE outcome = 'dead') AS dead, mode() WITHIN GROUP (ORDER BY error_type) AS mostly,
+       max(failed_at) AS last,
+       (SELECT count(*) >= %(most)s::int AND min(failed_at) > {clock}() - interval '1 day' FROM newest) AS capped
+FROM newest
+WHERE failed_at >= {clock}() - interval '1 day'
+GROUP BY kind
+ORDER BY hour DESC, day DESC, kind
+LIMIT 50
+
+-- name: desk_horizon
+-- Who holds the oldest transaction that some reader might still need: until it ends no dead row can be removed.
+SELECT what, name, application, state, seconds, query
+FROM (
+    SELECT 'session' AS what, pid::text AS name, application_name AS application, coalesce(state, '') AS state,
+           extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds, left(query, 500) AS query,
+           greatest(age(backend_xmin), age(backend_xid)) AS held
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+    UNION ALL
+    SELECT 'prepared transaction', gid, '', 'prepared', extract(epoch FROM clock_timestamp() - prepared)::float8, '', age(transaction)
+    FROM pg_prepared_xacts WHERE database = current_database()
+    UNION ALL
+    SELECT 'replication slot', slot_name::text, '', CASE WHEN active THEN 'active' ELSE 'not active' END, NULL, '', age(xmin)
+    FROM pg_replication_slots
+) h
+WHERE held IS NOT NULL
+ORDER BY held DESC, seconds DESC NULLS LAST
+LIMIT 1
+
+-- name: desk_tables
+SELECT relname::text AS name, n_live_tup AS live, n_dead_tup AS dead, greatest(last_autovacuum, last_vacuum) AS vacuumed,
+       greatest(last_autoanalyze, last_analyze) AS analyzed, pg_table_size(relid) AS bytes, pg_indexes_size(relid) AS index_bytes
+FROM pg_stat_user_tables
+WHERE schemaname = {schema_name}::text
+ORDER BY pg_table_size(relid) DESC, relname
+LIMIT 20
+
+-- name: desk_server
+SELECT pg_notification_queue_usage() AS notifications, current_setting('max_connections')::int AS connections_most,
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+       (SELECT count(*) FROM pg_stat_replication) AS replicas,
+       (SELECT max(extract(epoch FROM replay_lag))::float8 FROM pg_stat_replication) AS replica_lag,
+       CASE WHEN pg_is_in_recovery() THEN extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8 END AS behind,
+       (SELECT count(*) FROM pg_replication_slots WHERE NOT active) AS idle_slots
+
+-- name: desk_bounds
+SELECT coalesce(min(id), 0) AS first, coalesce(max(id), 0) AS last FROM {jobs}
+
+-- name: desk_search
+-- One piece of a search: the ids from :low up to, not including, :before, newest first. Which rows are looked at is one of
+-- the ways; all but the one asked for are known to be empty when the statement is planned, which is done anew each time.
+-- The caller goes from piece to piece, as large as its time allows, so what no index serves costs no more than that.
+SELECT id, kind, status::text, attempts, max_attempts, run_at, locked_at, locked_by, created_at, updated_at, priority, lane,
+       key, crashes, cancel_requested_at,
+       CASE WHEN length(last_error) > 3000 THEN left(last_error, 500) || E'\n…\n' || right(last_error, 2000)
+            ELSE last_error END AS last_error,
+       CASE WHEN pg_column_size(payload) < 8000 THEN payload END AS payload
+FROM (
+    SELECT * FROM {jobs} WHERE %(way)s::text = 'all' AND id >= %(low)s::bigint AND id < %(before)s::bigint
+    UNION ALL
+    SELECT * FROM {jobs} WHERE %(way)s::text = 'dead' AND status = 'dead' AND id >= %(low)s::bigint AND id < %(before)s::bigint
+    UNION ALL
+    SELECT * FROM {jobs} WHERE %(way)s::text = 'failed' AND status = 'failed' AND id >= %(low)s::bigint AND id < %(before)s::bigint
+    UNION ALL
+    SELECT * FROM {jobs} WHERE %(way)s::text = 'running' AND status = 'running' AND id >= %(low)s::bigint AND id < %(before)s::bigint
+    UNION ALL
+    SELECT * FROM {jobs} WHERE %(way)s::text = 'ids' AND id = ANY(%(ids)s::bigint[]) AND id < %(before)s::bigint
+) j
+WHERE (%(statuses)s::text[] IS NULL OR status::text = ANY(%(statuses)s::text[])
+       OR 'due' = ANY(%(statuses)s) AND status = 'pending' AND run_at <= {clock}()
+       OR 'scheduled' = ANY(%(statuses)s) AND status = 'pending' AND run_at > {clock}()
+       OR 'retrying' = ANY(%(statuses)s) AND status = 'pending' AND attempts > 0)
+  AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s::text[]))
+  AND (%(not_kinds)s::text[] IS NULL OR kind <> ALL(%(not_kinds)s::text[]))
+  AND (%(lanes)s::text[] IS NULL OR lane = ANY(%(lanes)s::text[]))
+  AND (%(keys)s::text[] IS NULL OR key = ANY(%(keys)s::text[]))
+  AND (%(workers)s::text[] IS NULL OR locked_by = ANY(%(workers)s::text[]))
+  AND (%(created_before)s::timestamptz IS NULL OR created_at <= %(created_before)s::timestamptz)
+  AND (%(created_after)s::timestamptz IS NULL OR created_at >= %(created_after)s::timestamptz)
+  AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s::timestamptz)
+  AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s::timestamptz)
+  AND (%(errors)s::text[] IS NULL OR last_error ILIKE ALL(%(errors)s::text[]))
+  AND (%(words)s::text[] IS NULL OR concat_ws(' ', kind, key, lane, last_error) ILIKE ALL(%(words)s::text[]))
+  AND (%(paths)s::text[] IS NULL OR NOT EXISTS (
+          SELECT FROM unnest(%(documents)s::text[], %(paths)s::text[], %(values)s::text[]) AS c(document, path, value)
+          WHERE NOT coalesce((CASE c.document WHEN 'payload' THEN payload WHEN 'metadata' THEN metadata WHEN 'result' THEN result
+                              END) #>> c.path::text[] LIKE c.value, false)
+      ))
+ORDER BY id DESC
+LIMIT %(limit)s
+
+-- name: desk_first_waiting
+-- The pending jobs in the order in which each kind's are taken, a page after a known one.
+SELECT id, kind, priority, lane, run_at FROM {jobs}
+WHERE status = 'pending' AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
+  AND (%(after_kind)s::text IS NULL OR (kind, priority, lane, run_at, id)
+       > (%(after_kind)s::text, %(after_priority)s::smallint, %(after_lane)s::text, %(after_run_at)s::timestamptz, %(after_id)s::bigint))
+ORDER BY kind, priority, lane, run_at, id
+LIMIT %(limit)s
+
+-- name: desk_at
+-- When the first job from this id on was enqueued.
+SELECT created_at FROM {jobs} WHERE id >= %(id)s::bigint ORDER BY id LIMIT 1
+
+
 ------------------------------------------------------------------------------------------------ the schema itself
 
 -- name: installed_version

@@ -1,0 +1,260 @@
+"""Searches over jobs as people type them: qualifiers in one line, read into a filter, answered within a time.
+
+``kind:send_email status:dead error:timeout payload.to:x@y older:2h``. No index serves every filter, and none need: the
+table is read piece by piece from the newest job on, and where the time is up the answer says how far it came. What is
+masked where it is shown can't be found by searching for it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from redrive.errors import InvalidOption
+from redrive.job import STATES
+from redrive.masking import is_secret
+from redrive.settings import seconds
+from redrive.statements import Statement, lenient
+from redrive.text import storable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+from psycopg.rows import namedtuple_row
+
+STATUSES = (*STATES, "due", "scheduled", "retrying")
+DOCUMENTS = ("payload", "metadata", "result")
+QUALIFIERS = {
+    "status": "pending, running, succeeded, failed, dead; or due, scheduled, retrying",
+    "kind": "one kind, or several with commas; -kind: leaves them out",
+    "id": "one id, or several with commas",
+    "key": "the job's key",
+    "lane": "the job's lane",
+    "worker": "the worker that holds it, or held it last",
+    "error": "text of its last error, in any case",
+    "payload.": "a value in the payload by its path, as in payload.to:x@y; * stands for anything",
+    "metadata.": "a value in the metadata, as in metadata.schedule:nightly",
+    "result.": "a value in the result",
+    "older": "enqueued before: 2h, 7d, or a date with its zone",
+    "newer": "enqueued since",
+    "since": "changed since, which for a job that ended is when it did",
+    "until": "changed before",
+}
+"""Each qualifier and what it is for; any other word is looked for in kind, key, lane and error."""
+
+_WORD = re.compile(r'\s*(?P<not>-)?(?:(?P<name>[A-Za-z_][\w.\-\[\]]*):)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>\S+))')
+_SPAN = re.compile(r"[\d.]+(ms|s|m|h|d|w)", re.ASCII)
+_MOST = 2**63 - 1
+FIRST_PIECE = 4000
+"""Ids of the first piece of a search; the next ones are as large as the time that it took allows."""
+PIECE_SECONDS = 0.04
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What is looked for; what isn't given doesn't matter."""
+
+    text: str = ""
+    statuses: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    not_kinds: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
+    keys: tuple[str, ...] = ()
+    lanes: tuple[str, ...] | None = None
+    workers: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    values: tuple[tuple[str, str, str], ...] = ()
+    """Of a document: which, the path as an array literal, and a LIKE pattern."""
+    older: timedelta | datetime | None = None
+    newer: timedelta | datetime | None = None
+    since: timedelta | datetime | None = None
+    until: timedelta | datetime | None = None
+
+    @property
+    def way(self) -> str:
+        """Which rows have to be looked at."""
+        if self.ids:
+            return "ids"
+        return self.statuses[0] if len(self.statuses) == 1 and self.statuses[0] in ("dead", "failed", "running") else "all"
+
+    @property
+    def plain(self) -> bool:
+        """Whether it asks for nothing in particular."""
+        return self == Search(text=self.text)
+
+    def params(self, now: datetime) -> dict[str, Any]:
+        """Give the filter as the parameters of ``desk_search``."""
+
+        def given(values: Iterable[Any]) -> list[Any] | None:
+            return list(values) or None
+
+        def at(when: timedelta | datetime | None) -> datetime | None:
+            return now - when if isinstance(when, timedelta) else when
+
+        return {
+            "way": self.way,
+            "ids": list(self.ids),
+            "statuses": given(self.statuses),
+            "kinds": given(self.kinds),
+            "not_kinds": given(self.not_kinds),
+            "keys": given(self.keys),
+            "lanes": None if self.lanes is None else list(self.lanes),
+            "workers": given(self.workers),
+            "errors": given(map(_containing, self.errors)),
+            "words": given(map(_containing, self.words)),
+            "documents": given(value[0] for value in self.values),
+            "paths": given(value[1] for value in self.values),
+            "values": given(value[2] for value in self.values),
+            "created_before": at(self.older),
+            "created_after": at(self.newer),
+            "since": at(self.since),
+            "until": at(self.until),
+        }
+
+
+def read(text: str, *, sensitive: Iterable[str] = ()) -> Search:
+    """Read what somebody typed; the documents of *sensitive* kinds are not searched.
+
+    Raises:
+        InvalidOption: naming the word and the remedy.
+    """
+    if storable(text) != text:
+        raise InvalidOption("NUL and lone surrogates can't be stored, so there is nothing such to be found")
+    found: dict[str, list[Any]] = {}
+    for match in _WORD.finditer(text):
+        value = match["bare"] if match["quoted"] is None else re.sub(r"\\(.)", r"\1", match["quoted"])
+        _read_word((match["name"] or "").lower(), match["name"] or "", value, found, without=bool(match["not"]))
+    if found.get("values"):
+        found["not_kinds"] = [*found.get("not_kinds", []), *sensitive]
+    single = {name: found.pop(name)[-1] for name in ("older", "newer", "since", "until") if name in found}
+    return Search(text=text.strip(), **single, **{name: tuple(values) for name, values in found.items()})
+
+
+def _read_word(name: str, spelt: str, value: str, found: dict[str, list[Any]], *, without: bool) -> None:
+    def add(field_name: str, *values: Any) -> None:
+        found.setdefault(field_name, []).extend(values)
+
+    document, _, path = name.partition(".")
+    if without and name != "kind":
+        raise InvalidOption(f"-{spelt or value}: only kinds can be left out, as in -kind:send_email")
+    if not name:
+        add("ids", int(value)) if value.isdecimal() and value.isascii() and int(value) <= _MOST else add("words", value)
+    elif document in DOCUMENTS and path:
+        add("values", _value(document, spelt.partition(".")[2], value))
+    elif name == "status":
+        add("statuses", *map(_status, value.split(",")))
+    elif name == "id":
+        add("ids", *map(_id, value.split(",")))
+    elif name in ("kind", "key", "lane", "worker"):
+        add("not_kinds" if without else f"{name}s", *(value.split(",") if name == "kind" else [value]))
+    elif name == "error":
+        add("errors", value)
+    elif name in ("older", "newer", "since", "until"):
+        add(name, _when(name, value))
+    else:
+        near = get_close_matches(name, [each.rstrip(".") for each in QUALIFIERS], n=1)
+        known = f"did you mean {near[0]}:?" if near else f"there are {', '.join(QUALIFIERS)}"
+        raise InvalidOption(f'{spelt}: is no qualifier: {known}. To look for the text itself, write it in quotes')
+
+
+def _status(value: str) -> str:
+    if value not in STATUSES:
+        near = get_close_matches(value, STATUSES, n=1)
+        raise InvalidOption(f"status:{value}: " + (f"did you mean {near[0]}?" if near else f"one of {', '.join(STATUSES)}"))
+    return value
+
+
+def _id(value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = _MOST + 1
+    if not -_MOST <= number <= _MOST:
+        raise InvalidOption(f"id:{value}: an id is a whole number")
+    return number
+
+
+def _value(document: str, path: str, value: str) -> tuple[str, str, str]:
+    parts = [part for part in re.split(r"[.\[\]]", path) if part]
+    if secret := next(filter(is_secret, parts), None):
+        raise InvalidOption(f"{document}.{path}: what stands under {secret} is masked, and not searched either")
+    literal = "{" + ",".join('"' + re.sub(r'(["\\])', r"\\\1", part) + '"' for part in parts) + "}"
+    return document, literal, _like(value).replace("*", "%")
+
+
+def _when(name: str, value: str) -> timedelta | datetime:
+    if _SPAN.fullmatch(value):
+        try:
+            return timedelta(seconds=seconds(value, name))
+        except OverflowError:
+            raise InvalidOption(f"{name}:{value}: that is before all time") from None
+    try:
+        when = datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidOption(f"{name}:{value}: give a span like 90s, 2h, 7d, or a date like 2030-01-31T09:00Z") from None
+    if when.tzinfo is None:
+        raise InvalidOption(f"{name}:{value}: say in which zone, as in {when.isoformat()}Z")
+    return when
+
+
+def _like(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def _containing(text: str) -> str:
+    return f"%{_like(text)}%"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page of an answer."""
+
+    rows: list[Any]
+    after: int | None
+    """From where to go on, an id; None at the end."""
+    searched_to: int | None = None
+    """The id up to which it came when the time was up, before the page was full."""
+
+
+@dataclass
+class Finder:
+    """Answers searches piece by piece."""
+
+    schema: str
+    ask: Callable[[Statement[Any]], list[Any]]
+    budget: float = 0.2
+    """Seconds after which it stops and says how far it came."""
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+    def page(self, search: Search, now: datetime, *, before: int | None = None, limit: int = 50) -> Found:
+        """Find the next *limit* jobs, newest first, whose id is below *before*."""
+        end = self.clock() + self.budget
+        [bounds] = self.ask(lenient("desk_bounds", self.schema, namedtuple_row))
+        before = bounds.last + 1 if before is None else min(before, bounds.last + 1)
+        filters = search.params(now)
+        if search.way == "ids":
+            rows = self._piece(filters, bounds.first, before, limit + 1)
+            return Found(rows[:limit], rows[limit - 1].id if len(rows) > limit else None)
+        rows, size = [], FIRST_PIECE
+        while before > bounds.first:
+            low = max(before - size, bounds.first)
+            began = self.clock()
+            rows += self._piece(filters, low, before, limit + 1 - len(rows))
+            if len(rows) > limit:
+                return Found(rows[:limit], rows[limit - 1].id)
+            before, took = low, self.clock() - began
+            if self.clock() > end and before > bounds.first:
+                return Found(rows, before, searched_to=before)
+            size = max(100, int(size * min(8.0, max(0.25, PIECE_SECONDS / max(took, 1e-4)))))
+        return Found(rows, None)
+
+    def _piece(self, filters: dict[str, Any], low: int, before: int, limit: int) -> list[Any]:
+        statement = lenient(
+            "desk_search", self.schema, namedtuple_row, **filters, low=low, before=before, limit=limit
+        )
+        return self.ask(replace(statement, kept=False))

@@ -1,0 +1,12 @@
+"""The operator's desk: pages on what the jobs do, and what can be done about them. Closed unless somebody opened it.
+
+``desk(queue, password=...)`` is an ASGI application, to be mounted in FastAPI and Starlette as it is and in Flask and
+Django by a2wsgi; ``redrive ui`` serves it alone. It needs the extra: ``pip install 'redrive[web]'``.
+"""
+
+from __future__ import annotations
+
+from redrive.web.app import desk
+from redrive.web.operators import Operator
+
+__all__ = ["Operator", "desk"]

@@ -1,0 +1,43 @@
+"""Every address of the desk. Whatever is not open in :mod:`redrive.web.guard` is closed, without being told so here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.routing import Route
+
+from redrive.web import deeds, entrance, pages, story
+
+if TYPE_CHECKING:
+    from redrive.web.app import Desk
+
+
+def routes(desk: Desk) -> list[Route]:
+    """List the routes of *desk*."""
+    looks = {
+        "now": ("/", pages.now),
+        "dead": ("/dead", pages.dead),
+        "jobs": ("/jobs", pages.jobs),
+        "confirm": ("/jobs/confirm", deeds.confirm),
+        "job": ("/jobs/{id}", story.job),
+        "kinds": ("/kinds", pages.kinds),
+        "workers": ("/workers", pages.workers),
+        "schedules": ("/schedules", pages.schedules),
+        "schedule": ("/schedules/one", pages.schedule),
+        "login": ("/login", entrance.login_page),
+    }
+    acts = {
+        "act": ("/jobs/act", deeds.act),
+        "pause_kind": ("/kinds/pause", deeds.pause_kind),
+        "resume_kind": ("/kinds/resume", deeds.resume_kind),
+        "limit_kind": ("/kinds/limit", deeds.limit_kind),
+        "pause_schedule": ("/schedules/pause", deeds.pause_schedule),
+        "resume_schedule": ("/schedules/resume", deeds.resume_schedule),
+        "run_schedule": ("/schedules/run", deeds.run_schedule),
+        "sign_in": ("/login", entrance.sign_in),
+        "sign_out": ("/logout", entrance.sign_out),
+    }
+    return [
+        *(Route(path, desk.view(view), name=name, methods=["GET"]) for name, (path, view) in looks.items()),
+        *(Route(path, desk.action(action), name=name, methods=["POST"]) for name, (path, action) in acts.items()),
+    ]
