@@ -46,7 +46,9 @@ QUALIFIERS = {
 }
 """Each qualifier and what it is for; any other word is looked for in kind, key, lane and error."""
 
-_WORD = re.compile(r'\s*(?P<not>-)?(?:(?P<name>[A-Za-z_][\w.\-\[\]]*):)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>\S+))')
+_WORD = re.compile(
+    r'\s*(?P<not>-)?(?:(?P<name>[A-Za-z_][\w.\-\[\]]*):)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>\S+))'
+)
 _SPAN = re.compile(r"[\d.]+(ms|s|m|h|d|w)", re.ASCII)
 _MOST = 2**63 - 1
 FIRST_PIECE = 4000
@@ -80,7 +82,11 @@ class Search:
         """Which rows have to be looked at."""
         if self.ids:
             return "ids"
-        return self.statuses[0] if len(self.statuses) == 1 and self.statuses[0] in ("dead", "failed", "running") else "all"
+        if set(self.statuses) == {"dead", "failed"}:
+            return "ended"
+        return (
+            self.statuses[0] if len(self.statuses) == 1 and self.statuses[0] in ("dead", "failed", "running") else "all"
+        )
 
     @property
     def plain(self) -> bool:
@@ -131,8 +137,11 @@ def read(text: str, *, sensitive: Iterable[str] = ()) -> Search:
         _read_word((match["name"] or "").lower(), match["name"] or "", value, found, without=bool(match["not"]))
     if found.get("values"):
         found["not_kinds"] = [*found.get("not_kinds", []), *sensitive]
-    single = {name: found.pop(name)[-1] for name in ("older", "newer", "since", "until") if name in found}
-    return Search(text=text.strip(), **single, **{name: tuple(values) for name, values in found.items()})
+    single: dict[str, Any] = {
+        name: found.pop(name)[-1] for name in ("older", "newer", "since", "until") if name in found
+    }
+    single |= {name: tuple(values) for name, values in found.items()}
+    return Search(text=text.strip(), **single)
 
 
 def _read_word(name: str, spelt: str, value: str, found: dict[str, list[Any]], *, without: bool) -> None:
@@ -159,13 +168,15 @@ def _read_word(name: str, spelt: str, value: str, found: dict[str, list[Any]], *
     else:
         near = get_close_matches(name, [each.rstrip(".") for each in QUALIFIERS], n=1)
         known = f"did you mean {near[0]}:?" if near else f"there are {', '.join(QUALIFIERS)}"
-        raise InvalidOption(f'{spelt}: is no qualifier: {known}. To look for the text itself, write it in quotes')
+        raise InvalidOption(f"{spelt}: is no qualifier: {known}. To look for the text itself, write it in quotes")
 
 
 def _status(value: str) -> str:
     if value not in STATUSES:
         near = get_close_matches(value, STATUSES, n=1)
-        raise InvalidOption(f"status:{value}: " + (f"did you mean {near[0]}?" if near else f"one of {', '.join(STATUSES)}"))
+        raise InvalidOption(
+            f"status:{value}: " + (f"did you mean {near[0]}?" if near else f"one of {', '.join(STATUSES)}")
+        )
     return value
 
 
@@ -254,7 +265,5 @@ class Finder:
         return Found(rows, None)
 
     def _piece(self, filters: dict[str, Any], low: int, before: int, limit: int) -> list[Any]:
-        statement = lenient(
-            "desk_search", self.schema, namedtuple_row, **filters, low=low, before=before, limit=limit
-        )
+        statement = lenient("desk_search", self.schema, namedtuple_row, **filters, low=low, before=before, limit=limit)
         return self.ask(replace(statement, kept=False))

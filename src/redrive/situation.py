@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
-from psycopg.rows import namedtuple_row
+from psycopg.rows import class_row, namedtuple_row
 
 from redrive import store
+from redrive.kinds import Kind
 from redrive.masking import mask_text
 from redrive.reaper import OWN_NAME
 from redrive.statements import Statement, lenient
@@ -114,14 +115,16 @@ def late(reading: Reading) -> Part:
     waiting = part.read(reading.ask, "waiting jobs", reading.statement("desk_waiting", most=MOST))
     oldest = part.read(reading.ask, "oldest due", store.oldest_due(reading.settings.schema))
     part.read(reading.ask, "running jobs", reading.statement("desk_running"))
-    kinds = part.read(reading.ask, "kinds", reading.statement("list_kinds", kind=None))
+    kinds = part.read(reading.ask, "kinds", lenient("list_kinds", reading.settings.schema, class_row(Kind), kind=None))
     workers = part.read(reading.ask, "workers", store.workers(reading.settings.schema))
     known = {kind for worker in workers if worker.alive for kind in worker.kinds}
     held = {row.kind: "is paused" if row.paused else "has limits" for row in kinds}
     for row in oldest:
         why = held.get("*") or held.get(row.kind)
         if known and row.kind not in known and row.age > PATIENCE:
-            part.found("bad", f"kind {row.kind} is due for {span(row.age)} and no live worker knows it", _kind(row.kind))
+            part.found(
+                "bad", f"kind {row.kind} is due for {span(row.age)} and no live worker knows it", _kind(row.kind)
+            )
         elif row.age > LATE:
             level: Level = "note" if why == "is paused" else "bad"
             said = f"; the kind {why}" if why else ""
@@ -145,9 +148,13 @@ def failing(reading: Reading) -> Part:
         more = " or more" if rows[0].capped else ""
         part.found("bad", f"{jobs(died)}{more} died within a day", "status:dead since:1d")
     elif dead and dead[0].jobs:
-        part.found("note", f"{jobs(dead[0].jobs, 'dead')}{' or more' if dead[0].capped else ''}, none of them new", "status:dead")
+        part.found(
+            "note",
+            f"{jobs(dead[0].jobs, 'dead')}{' or more' if dead[0].capped else ''}, none of them new",
+            "status:dead",
+        )
     for row in part.read(reading.ask, "unexplained", reading.statement("unexplained_failures", within=DAY)):
-        text = f"{jobs(row.jobs)} of kind {row.kind} failed within a day and without a reason of redrive's: another worker wrote so"
+        text = f"{jobs(row.jobs)} of kind {row.kind} failed within a day and gave no reason: another worker wrote so"
         part.found("bad", text, f"status:failed {_kind(row.kind)}")
     return part
 
@@ -177,7 +184,9 @@ def stuck(reading: Reading) -> Part:
         reading.ask, "silent holders", reading.statement("silent_holders", slack=SLACK, **reading.leases())
     )
     for row in holders:
-        text = f"{jobs(row.jobs, 'running')} held by {row.worker or 'nobody'}, which is silent for {span(row.silent_for)}"
+        text = (
+            f"{jobs(row.jobs, 'running')} held by {row.worker or 'nobody'}, which is silent for {span(row.silent_for)}"
+        )
         part.found("bad", text, f'status:running worker:"{_quoted(row.worker)}"' if row.worker else "status:running")
     suspects = part.read(reading.ask, "suspects", reading.statement("desk_suspects"))
     for row in suspects:
@@ -189,7 +198,9 @@ def stuck(reading: Reading) -> Part:
         kinds, timeouts = list(reading.timeouts), list(reading.timeouts.values())
         statement = reading.statement("desk_overdue", kinds=kinds, timeouts=timeouts, slack=OVERDUE_SLACK)
         for row in part.read(reading.ask, "overdue", statement):
-            text = f"job {row.id} of kind {row.kind} runs for {span(row.seconds)}, past its timeout of {span(row.timeout)}"
+            text = (
+                f"job {row.id} of kind {row.kind} runs for {span(row.seconds)}, past its timeout of {span(row.timeout)}"
+            )
             part.found("bad", text, f"id:{row.id}")
     return part
 
@@ -223,20 +234,27 @@ def postgres(reading: Reading, here: Callable[[], datetime]) -> Part:
     for row in tables:
         if row.dead >= DEAD_ROWS and row.dead > row.live / 2:
             when = "never vacuumed" if row.vacuumed is None else "autovacuum does not keep up"
-            part.found("note", f"table {row.name} has {number(row.dead)} dead rows to {number(row.live)} live ones: {when}")
+            part.found(
+                "note", f"table {row.name} has {number(row.dead)} dead rows to {number(row.live)} live ones: {when}"
+            )
     for row in server:
         _judge_server(part, row)
     for row in place:
         skew = (row.time - middle).total_seconds()
         if abs(skew) > SKEW:
-            part.found("note", f"the database's clock is {span(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine's")
+            part.found(
+                "note",
+                f"the database's clock is {span(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this machine's",
+            )
     return part
 
 
 def _judge_server(part: Part, row: Any) -> None:
     if row.notifications > 0.01:  # noqa: PLR2004 - of the queue, which is empty as a rule
         level: Level = "bad" if row.notifications > 0.5 else "note"  # noqa: PLR2004 - a full one fails commits
-        part.found(level, f"the notification queue is {row.notifications:.0%} full: some session LISTENs and does not read")
+        part.found(
+            level, f"the notification queue is {row.notifications:.0%} full: some session LISTENs and does not read"
+        )
     if row.connections > 0.9 * row.connections_most:
         part.found("bad", f"{row.connections} of {row.connections_most} connections are taken")
     if (row.replica_lag or 0.0) > HELD_LONG:

@@ -31,6 +31,7 @@ COMMANDS = {
     "prune": "redrive.cli.prune",
     "workers": "redrive.cli.look",
     "health": "redrive.cli.health",
+    "ui": "redrive.cli.ui",
     "explain": "redrive.cli.explain",
     "bench": "redrive.cli.bench",
     "completion": "redrive.cli.completion",

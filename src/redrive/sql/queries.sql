@@ -1506,8 +1506,8 @@ SELECT set_config('redrive.clock_offset', %(moved)s, false)
 
 -- name: desk_terms
 -- Said first in each transaction of the desk that only looks.
-SELECT set_config('transaction_read_only', 'on', true), set_config('statement_timeout', %(timeout)s::text, true),
-       set_config('jit', 'off', true)
+SELECT set_config('transaction_read_only', 'on', true) AS read_only,
+       set_config('statement_timeout', %(timeout)s::text, true) AS timeout, set_config('jit', 'off', true) AS jit
 
 -- name: desk_place
 SELECT {clock}() AS now, clock_timestamp() AS time, current_database()::text AS database, current_user::text AS role,
@@ -1543,6 +1543,10 @@ ORDER BY f.kind
 SELECT kind, count(*) AS jobs, count(*) FILTER (WHERE cancel_requested_at IS NOT NULL) AS stopping,
        extract(epoch FROM {clock}() - min(updated_at))::float8 AS longest
 FROM {jobs} WHERE status = 'running' GROUP BY kind ORDER BY kind LIMIT 500
+
+-- name: desk_holders
+SELECT locked_by AS worker, count(*) AS jobs, extract(epoch FROM {clock}() - min(updated_at))::float8 AS longest
+FROM {jobs} WHERE status = 'running' GROUP BY locked_by LIMIT 500
 
 -- name: desk_overdue
 -- Running for longer than the handler's timeout: a thread can't be stopped, and what it said last is its updated_at.
@@ -1629,9 +1633,9 @@ SELECT id, kind, status::text, attempts, max_attempts, run_at, locked_at, locked
 FROM (
     SELECT * FROM {jobs} WHERE %(way)s::text = 'all' AND id >= %(low)s::bigint AND id < %(before)s::bigint
     UNION ALL
-    SELECT * FROM {jobs} WHERE %(way)s::text = 'dead' AND status = 'dead' AND id >= %(low)s::bigint AND id < %(before)s::bigint
+    SELECT * FROM {jobs} WHERE %(way)s::text IN ('dead', 'ended') AND status = 'dead' AND id >= %(low)s::bigint AND id < %(before)s::bigint
     UNION ALL
-    SELECT * FROM {jobs} WHERE %(way)s::text = 'failed' AND status = 'failed' AND id >= %(low)s::bigint AND id < %(before)s::bigint
+    SELECT * FROM {jobs} WHERE %(way)s::text IN ('failed', 'ended') AND status = 'failed' AND id >= %(low)s::bigint AND id < %(before)s::bigint
     UNION ALL
     SELECT * FROM {jobs} WHERE %(way)s::text = 'running' AND status = 'running' AND id >= %(low)s::bigint AND id < %(before)s::bigint
     UNION ALL
@@ -1668,6 +1672,11 @@ WHERE status = 'pending' AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
        > (%(after_kind)s::text, %(after_priority)s::smallint, %(after_lane)s::text, %(after_run_at)s::timestamptz, %(after_id)s::bigint))
 ORDER BY kind, priority, lane, run_at, id
 LIMIT %(limit)s
+
+-- name: desk_audit
+SELECT id, at, by, action, filter, reason, moved, skipped, job_id FROM {audit}
+WHERE %(before)s::bigint IS NULL OR id < %(before)s::bigint
+ORDER BY id DESC LIMIT %(limit)s
 
 -- name: desk_at
 -- When the first job from this id on was enqueued.

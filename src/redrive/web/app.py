@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime, timedelta
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -23,8 +25,8 @@ from redrive.errors import InvalidOption, NoDatabase, RedriveError
 from redrive.masking import mask_text
 from redrive.web import shown
 from redrive.web.guard import Guard, visit
-from redrive.web.page import Done, Form, Page, Refused
 from redrive.web.operators import Access, Tries, given_passwords
+from redrive.web.page import Done, Form, Page, Refused
 from redrive.web.reader import Place, Reader, Shared
 from redrive.web.sessions import Session, Sessions
 from redrive.words import one_line
@@ -96,6 +98,11 @@ class Desk:
     def place(self) -> Place:
         """Look where the desk is, and whether it may write there."""
         return self.shared.get("place", 30.0, self.reader.place)
+
+    def now(self) -> datetime:
+        """Give the time by the database's clock, carried on from when it was read."""
+        place = self.place()
+        return place.now + timedelta(seconds=time.monotonic() - place.read_at)
 
     def addresses(self, request: Request) -> shown.Addresses:
         """Give what knows the address of each page."""
@@ -177,17 +184,22 @@ class Desk:
             "nav": "",
             **page.context,
         }
-        if here.operator is not None and page.status < 500:  # noqa: PLR2004 - where the database answers
-            context["place"] = place = self.place()
-            context.setdefault("now", place.now)
+        if here.operator is not None and (place := self._place_if_any()) is not None:
             why = "this desk is for looking only" if self._read_only else place.why_not
-            context["looks_only"] = why
-            context["may_act"] = here.operator.acts and not why
+            may_act = here.operator.acts and not why
+            context |= {"place": place, "looks_only": why, "may_act": may_act, "now": context.get("now", self.now())}
         template = shown.environment().get_template(page.template)
         answer = HTMLResponse(template.render(context), page.status)
         if said:
             answer.delete_cookie(NOTE, path=_root(request))
         return answer
+
+    def _place_if_any(self) -> Place | None:
+        """Look where the desk is; a page that tells of trouble with the database is shown all the same."""
+        try:
+            return self.place()
+        except (psycopg.Error, RedriveError):
+            return None
 
     def _trouble(self, error: Exception) -> Page:
         if isinstance(error, NoDatabase):

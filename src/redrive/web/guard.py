@@ -27,17 +27,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/login", "/static")
 """Paths that need no operator: the page to sign in, and what it looks like."""
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "style-src 'self'",
-        "script-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -163,7 +155,9 @@ class Guard:
             if name not in LOOPBACK and not name.endswith(".localhost"):
                 return f"this desk answers to localhost only, not to {name!r}: it needs no password"
             if any(header in request.headers for header in FORWARDED):
-                return "this desk answers to its own machine only, and this request came through a proxy: set a password"
+                return (
+                    "this desk answers to its own machine only, and this request came through a proxy: set a password"
+                )
         return None
 
 

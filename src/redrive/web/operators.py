@@ -57,8 +57,8 @@ class Access:
         """Refuse what is open to the world, or nearly so."""
         if not (self.passwords or self.hook or self.local):
             raise InvalidOption(
-                f"the desk would be open to anybody: give password=, or set {VARIABLES['act']}, or user= with a function "
-                "that knows your users; on a developer's machine local=True"
+                f"the desk would be open to anybody: give password=, or set {VARIABLES['act']}, or user= with a "
+                "function that knows your users; on a developer's machine local=True"
             )
         if self.passwords and self.hook:
             raise InvalidOption("password and user were both given: give one of them")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import namedtuple_row
 from starlette.exceptions import HTTPException
 
 from redrive import schedules as plans
 from redrive import search, situation, store
 from redrive.curtain import gist
 from redrive.errors import InvalidOption
-from redrive.statements import lenient
 from redrive.timetable import timetable
 from redrive.web.page import Page
-from redrive.words import one_line
+from redrive.words import clean, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +51,8 @@ def now(desk: Desk, request: Request) -> Page:  # noqa: ARG001 - as every view
         "unknown": [text for each in parts.values() for text in each.unknown],
         "kinds": pressure(parts["late"], parts["failing"]),
         "most": situation.MOST,
-        "now": desk.place().now,
+        "timeouts": bool(desk.timeouts),
+        "now": desk.now(),
     }
     return Page("now.html", context)
 
@@ -67,7 +66,7 @@ def part(desk: Desk, name: str) -> Part:
         "working": lambda: situation.working(reading),
         "stuck": lambda: situation.stuck(reading),
         "planned": lambda: situation.planned(reading),
-        "postgres": lambda: situation.postgres(reading, lambda: datetime.datetime.now(datetime.UTC)),
+        "postgres": lambda: situation.postgres(reading, lambda: datetime.now(UTC)),
     }
     return desk.shared.get(name, AGES[name], reads[name])
 
@@ -119,7 +118,7 @@ def jobs(desk: Desk, request: Request) -> Page:
         "rows": [],
         "searched_to": None,
         "first": "from" not in request.query_params,
-        "kinds": sorted({row["kind"] for row in pressure(part(desk, "late"), part(desk, "failing"))})[:200],
+        "kinds": [kind for kind in known_kinds(desk) if clean(kind) == kind][:200],
     }
     try:
         wanted = search.read(text, sensitive=desk.curtain.sensitive)
@@ -129,16 +128,21 @@ def jobs(desk: Desk, request: Request) -> Page:
     found = desk.shared.get(("jobs", text, before), 2.0, lambda: find(desk, wanted, before))
     searched_to = None
     if found.searched_to is not None:
-        when = desk.reader.ask(lenient("desk_at", desk.queue.schema, namedtuple_row, id=found.searched_to))
+        when = desk.reader.ask(desk.reader.statement("desk_at", id=found.searched_to))
         searched_to = when[0].created_at if when else None
     rows = [shown_job(desk, row) for row in found.rows]
     return Page("jobs.html", context | {"found": found, "rows": rows, "searched_to": searched_to, "search": wanted})
 
 
+def known_kinds(desk: Desk) -> list[str]:
+    """List the kinds that have jobs, failures, limits or a live worker."""
+    return sorted(row["kind"] for row in pressure(part(desk, "late"), part(desk, "failing")))
+
+
 def find(desk: Desk, wanted: search.Search, before: int | None, limit: int = ROWS) -> search.Found:
     """Answer a search, a page of it."""
     finder = search.Finder(desk.queue.schema, desk.reader.ask)
-    return finder.page(wanted, desk.place().now, before=before, limit=limit)
+    return finder.page(wanted, desk.now(), before=before, limit=limit)
 
 
 def shown_job(desk: Desk, row: Any) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def kinds(desk: Desk, request: Request) -> Page:
     late = part(desk, "late")
     rows = pressure(late, part(desk, "failing"))
     everything = next((row for row in late.rows["kinds"] if row.kind == "*"), None)
-    known = {kind: [] for kind in (row["kind"] for row in rows)}
+    known: dict[str, list[str]] = {kind: [] for kind in (row["kind"] for row in rows)}
     for worker in late.rows["workers"]:
         for kind in worker.kinds if worker.alive else ():
             known.setdefault(kind, []).append(worker.name)
@@ -175,10 +179,15 @@ def kinds(desk: Desk, request: Request) -> Page:
 def workers(desk: Desk, request: Request) -> Page:  # noqa: ARG001 - as every view
     """The worker processes."""
     working = part(desk, "working")
-    running = desk.shared.get("holders", 8.0, lambda: desk.reader.ask(_named(desk, "desk_holders")))
+    running = desk.shared.get("holders", 8.0, lambda: desk.reader.ask(desk.reader.statement("desk_holders")))
     return Page(
         "workers.html",
-        {"nav": "workers", "rows": working.rows["workers"], "part": working, "held": {row.worker: row for row in running}},
+        {
+            "nav": "workers",
+            "rows": working.rows["workers"],
+            "part": working,
+            "held": {row.worker: row for row in running},
+        },
     )
 
 
@@ -196,12 +205,12 @@ def schedule(desk: Desk, request: Request) -> Page:
         raise HTTPException(404)
     [row] = found
     slots = desk.reader.ask(plans.slots(desk.queue.schema, name, 30))
-    following: list[datetime.datetime] = []
+    following: list[datetime] = []
     if row.state == "active":
         try:
             table = timetable(row.cron, row.every, row.at, row.timezone, row.anchor)
-            moment = desk.place().now
-            while len(following) < 10 and (moment := table.next(moment)) is not None:  # noqa: PLR2004 - a screenful
+            moment: datetime | None = desk.now()
+            while moment and len(following) < 10 and (moment := table.next(moment)):  # noqa: PLR2004 - a screenful
                 following.append(moment)
         except InvalidOption:
             following = []
@@ -209,8 +218,21 @@ def schedule(desk: Desk, request: Request) -> Page:
     return Page("schedule.html", context | {"payload": desk.curtain.data(row.kind, row.payload)})
 
 
-def _named(desk: Desk, name: str, **params: Any) -> Any:
-    return lenient(name, desk.queue.schema, namedtuple_row, **params)
+def audit(desk: Desk, request: Request) -> Page:
+    """Who did what."""
+    before = _id(request.query_params.get("from"))
+    rows = desk.shared.get(
+        ("audit", before),
+        5.0,
+        lambda: desk.reader.ask(desk.reader.statement("desk_audit", before=before, limit=ROWS + 1)),
+    )
+    after = rows[ROWS - 1].id if len(rows) > ROWS else None
+    return Page("audit.html", {"nav": "audit", "rows": [_audited(desk, row) for row in rows[:ROWS]], "after": after})
+
+
+def _audited(desk: Desk, row: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = row._asdict()
+    return fields | {"filter": desk.curtain.data("", row.filter)}
 
 
 def _id(text: str | None) -> int | None:

@@ -7,11 +7,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redrive.statements import Statement, lenient, named, run
 from psycopg.rows import namedtuple_row
+
+from redrive.statements import Statement, lenient, named, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+    from datetime import datetime
 
     from redrive.queue import Queue
 
@@ -27,7 +29,9 @@ KEPT = 500
 class Place:
     """Where the desk looks, and what it may do there."""
 
-    now: Any
+    now: datetime
+    read_at: float
+    """In monotonic seconds of this process."""
     database: str
     role: str
     version: str
@@ -57,9 +61,13 @@ class Reader:
             self.asked += 1
             return run(conn, replace(statement, kept=False))
 
+    def statement(self, name: str, **params: Any) -> Statement[Any]:
+        """Make a statement of ``queries.sql`` whose answer may hold what strangers wrote."""
+        return lenient(name, self.schema, namedtuple_row, **params)
+
     def place(self) -> Place:
         """Look where the desk is, and whether it may write there."""
-        [row] = self.ask(lenient("desk_place", self.schema, namedtuple_row))
+        [row] = self.ask(self.statement("desk_place"))
         why = (
             "it is a replica"
             if row.replica
@@ -69,7 +77,7 @@ class Reader:
             if not row.may_write
             else ""
         )
-        return Place(row.now, row.database, row.role, row.version, not why, why)
+        return Place(row.now, time.monotonic(), row.database, row.role, row.version, not why, why)
 
 
 @dataclass

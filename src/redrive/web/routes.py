@@ -24,6 +24,7 @@ def routes(desk: Desk) -> list[Route]:
         "workers": ("/workers", pages.workers),
         "schedules": ("/schedules", pages.schedules),
         "schedule": ("/schedules/one", pages.schedule),
+        "audit": ("/audit", pages.audit),
         "login": ("/login", entrance.login_page),
     }
     acts = {

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from redrive.web.operators import Role
+
 COOKIE = "redrive_desk"
 LASTS = 12 * 3600
 """Seconds after which one has to sign in anew."""
@@ -37,7 +39,7 @@ class Session:
 class Sessions:
     """Writes and reads the cookie."""
 
-    def __init__(self, passwords: Mapping[str, str], salt: str) -> None:
+    def __init__(self, passwords: Mapping[Role, str], salt: str) -> None:
         """Make the key; slow on purpose, since a cookie that somebody finds must not tell the password."""
         if passwords:
             words = json.dumps(sorted(passwords.items())).encode()

@@ -1,4 +1,4 @@
-"""How the pages say things: times with their age, counts that admit their cap, strangers' text made harmless, addresses.
+"""How the pages say things: times with their age, counts that admit their cap, strangers' text made harmless.
 
 Jinja escapes whatever it is given; here is what must be done before: control characters are shown, not sent.
 """
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from redrive import words
 from redrive.curtain import gist
 from redrive.job import moment
+from redrive.masking import mask_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
 
 _FIRST, _LAST = moment(-(2**63)), moment(2**63)
 SIZES = ("bytes", "kB", "MB", "GB", "TB")
-STATES = {
-    "pending": "pending",
-    "running": "running",
-    "succeeded": "succeeded",
-    "failed": "failed",
-    "dead": "dead",
-}
 
 
 @cache
@@ -59,8 +53,8 @@ def environment() -> Environment:
         "size": size,
         "rate": rate,
         "quoted": quoted,
-        "capped": capped,
     }
+    env.globals |= {"capped": capped, "masked": mask_text}
     return env
 
 
@@ -127,8 +121,3 @@ class Addresses:
         path = self._root + str(self._router.url_path_for(page, **params))
         given = {name: value for name, value in (query or {}).items() if value is not None}
         return f"{path}?{urlencode(given, doseq=True, errors='replace')}" if given else path
-
-
-def escaped(text: str) -> Markup:
-    """Make a text harmless in HTML."""
-    return escape(text)

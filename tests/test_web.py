@@ -1,0 +1,576 @@
+"""The desk through its front door: who gets in, what they see, what they can do."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import contextmanager
+from html import unescape
+
+import psycopg
+import pytest
+from starlette.testclient import TestClient
+
+from redrive import Queue
+from redrive.errors import InvalidOption
+from redrive.web import Operator, desk
+from redrive.web.operators import Tries
+from redrive.web.sessions import Sessions
+
+PASSWORD, LOOKS = "correct horse", "only looking"
+HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\x1b[31m\u202e'
+
+
+@pytest.fixture
+def queue(db):
+    queue = Queue(db)
+    yield queue
+    queue.close()
+
+
+def client(pages, **more):
+    return TestClient(pages, base_url="http://localhost", follow_redirects=False, **more)
+
+
+@pytest.fixture
+def page(queue):
+    """A client on the desk of the machine itself, without a password."""
+    return client(desk(queue, local=True))
+
+
+def token(answer):
+    return re.search(r'name="token" value="([0-9a-f]+)"', answer.text)[1]
+
+
+def post(browser, path, origin="http://localhost", *, seen="/kinds", **fields):
+    """Send a form as a browser does, with the token of a page that was seen before."""
+    fields.setdefault("token", token(browser.get(seen)))
+    return browser.post(path, data=fields, headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"})
+
+
+def sign_in(browser, password=PASSWORD, **fields):
+    answer = browser.get("/login")
+    return browser.post(
+        "/login", data={"token": token(answer), "password": password, **fields}, headers={"Origin": "http://localhost"}
+    )
+
+
+def text(answer):
+    return unescape(re.sub(r"<[^>]+>", " ", answer.text))
+
+
+# -- closed by default
+
+
+def test_nothing_is_open_unless_somebody_opened_it(queue):
+    with pytest.raises(InvalidOption, match="the desk would be open to anybody"):
+        desk(queue)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"password": "short"}, "has 5 characters: give at least 8"),
+        ({"password": PASSWORD, "look_password": PASSWORD}, "are the same"),
+        ({"password": PASSWORD, "user": lambda _: None}, "give one of them"),
+    ],
+)
+def test_a_weak_way_in_is_refused(queue, given, why):
+    with pytest.raises(InvalidOption, match=why):
+        desk(queue, **given)
+
+
+def test_an_unauthenticated_request_to_every_route_is_refused(queue):
+    """The route table itself is walked: a new page can't be forgotten."""
+    pages = desk(queue, password=PASSWORD)
+    browser = client(pages)
+    own_token = token(browser.get("/login"))
+    walked = 0
+    for route in pages.app.routes:
+        path = route.path.replace("{id}", "1")
+        if path in ("/login", "/static"):
+            continue
+        for method in ("GET", "POST", "HEAD"):
+            headers = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+            answer = browser.request(method, path, headers=headers, data={"token": own_token})
+            assert answer.status_code == 401, (method, path)
+            assert "jobs" not in text(answer).lower()
+            walked += 1
+    assert walked > 40
+    assert browser.get("/nothing/such").status_code == 401
+    assert browser.get("/static/desk.css").status_code == 200
+    assert browser.get("/static/../app.py").status_code in (401, 404)
+    assert browser.get("/static/%2e%2e/app.py").status_code in (401, 404)
+
+
+def test_every_form_is_refused_without_its_token_or_from_elsewhere(queue):
+    pages = desk(queue, local=True)
+    browser = client(pages)
+    good = token(browser.get("/kinds"))
+    paths = [route.path for route in pages.app.routes if "POST" in (getattr(route, "methods", None) or ())]
+    assert len(paths) > 7
+    for path in paths:
+        own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+        for headers, said in [
+            (own, {"token": "0" * 64}),
+            (own, {}),
+            ({}, {"token": good}),
+            ({"Origin": "http://evil.example"}, {"token": good}),
+            ({"Origin": "null"}, {"token": good}),
+            ({"Origin": "http://localhost", "Sec-Fetch-Site": "cross-site"}, {"token": good}),
+            ({"Sec-Fetch-Site": "none"}, {"token": good}),
+        ]:
+            answer = browser.post(path, data={"kind": "mail", **said}, headers=headers)
+            assert answer.status_code == 403, (path, headers, said)
+    assert queue.kinds.list() == []
+
+
+def test_a_desk_without_a_password_answers_to_no_other_name(queue):
+    """A page of another site whose name was bound anew to 127.0.0.1 gets nothing."""
+    pages = desk(queue, local=True)
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "localhost@evil.example", ""):
+        assert TestClient(pages, base_url="http://localhost").get("/", headers={"Host": host}).status_code == 421, host
+    for host in ("localhost:8100", "127.0.0.1:1", "[::1]:8100", "app.localhost"):
+        assert TestClient(pages, base_url="http://localhost").get("/", headers={"Host": host}).status_code == 200, host
+    proxied = TestClient(pages, base_url="http://localhost").get("/", headers={"X-Forwarded-For": "203.0.113.9"})
+    assert proxied.status_code == 421
+
+
+def test_named_hosts_are_the_only_ones(queue):
+    pages = desk(queue, password=PASSWORD, hosts=["desk.example"])
+    assert TestClient(pages, base_url="http://desk.example").get("/login").status_code == 200
+    assert TestClient(pages, base_url="http://other.example").get("/login").status_code == 421
+
+
+def test_headers_leave_no_room_for_a_strangers_script(page):
+    for path in ("/", "/jobs", "/static/desk.css", "/nothing"):
+        headers = page.get(path).headers
+        policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+        assert policy["script-src"] == policy["style-src"] == "'self'"
+        assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+    for path in ("/", "/jobs", "/kinds", "/workers", "/schedules", "/dead", "/audit"):
+        body = page.get(path).text
+        assert not re.search(r"\sstyle=|<style|\son\w+=|javascript:", body), path
+        assert re.findall(r"<script[^>]*>(.*?)</script>", body, re.DOTALL) == [""], path
+
+
+# -- signing in
+
+
+def test_signing_in_and_out(queue):
+    browser = client(desk(queue, password=PASSWORD, look_password=LOOKS))
+    assert sign_in(browser, "wrong password").status_code == 401
+    answer = sign_in(browser, name="Ann", onward="/jobs?q=status%3Adead")
+    assert answer.headers["location"] == "/jobs?q=status%3Adead"
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert "Ann (act)" in browser.get("/").text
+    assert post(browser, "/logout").status_code == 303
+    assert browser.get("/").status_code == 401
+
+
+def test_over_tls_the_cookie_is_for_tls_alone(queue):
+    browser = TestClient(desk(queue, password=PASSWORD), base_url="https://desk.example")
+    assert "Secure" in browser.get("/login").headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    "onward", ["//evil.example", "https://evil.example/", "/\\evil.example", "javascript:alert(1)"]
+)
+def test_after_signing_in_one_stays_at_the_desk(queue, onward):
+    browser = client(desk(queue, password=PASSWORD))
+    assert sign_in(browser, onward=onward).headers["location"] == "/"
+
+
+def test_who_may_look_may_not_act(queue):
+    browser = client(desk(queue, password=PASSWORD, look_password=LOOKS))
+    sign_in(browser, LOOKS)
+    made = queue.enqueue("mail").id
+    assert "You can look, and not act." in browser.get("/").text
+    assert "<form" not in browser.get(f"/jobs/{made}").text.split("<main", 1)[1]
+    answer = post(browser, "/jobs/act", do="cancel", id=made)
+    assert answer.status_code == 403
+    assert queue.get(made).status == "pending"
+
+
+def test_a_forged_or_old_cookie_is_nobodys(queue, monkeypatch):
+    browser = client(desk(queue, password=PASSWORD))
+    sign_in(browser)
+    good = browser.cookies["redrive_desk"]
+    others = Sessions({"act": "another password"}, "redrive desk redrive")
+    for cookie in (others.write(others.new("x", "act")), good[:-1] + ("0" if good[-1] != "0" else "1"), "x.y", "."):
+        browser.cookies.clear()
+        browser.cookies.set("redrive_desk", cookie)
+        assert browser.get("/").status_code == 401, cookie
+    browser.cookies.clear()
+    browser.cookies.set("redrive_desk", good)
+    assert browser.get("/").status_code == 200
+    later = time.time() + 13 * 3600
+    monkeypatch.setattr("redrive.web.sessions.time.time", lambda: later)
+    assert browser.get("/").status_code == 401
+
+
+def test_another_process_with_the_same_password_knows_the_session(queue):
+    browser, other = client(desk(queue, password=PASSWORD)), client(desk(queue, password=PASSWORD))
+    sign_in(browser)
+    other.cookies.set("redrive_desk", browser.cookies["redrive_desk"])
+    assert other.get("/").status_code == 200
+
+
+def test_guessing_passwords_is_slowed_down(queue):
+    browser = client(desk(queue, password=PASSWORD))
+    assert [sign_in(browser, "wrong password").status_code for _ in range(7)] == [401] * 5 + [429] * 2
+    assert sign_in(browser).status_code == 429  # the right one as well: nothing is told meanwhile
+
+
+def test_a_wait_is_over_after_a_minute():
+    now = [0.0]
+    tries = Tries(clock=lambda: now[0])
+    for _ in range(5):
+        tries.failed("203.0.113.9")
+    assert tries.wait("203.0.113.9") == 60
+    assert tries.wait("203.0.113.10") == 0
+    now[0] = 61
+    assert tries.wait("203.0.113.9") == 0
+
+
+def test_an_applications_own_users(queue):
+    async def who(request):
+        name = request.headers.get("x-user")
+        return Operator(name, acts=name == "ada") if name else None
+
+    browser = client(desk(queue, user=who))
+    assert browser.get("/").status_code == 401
+    assert "bob" in browser.get("/", headers={"x-user": "bob"}).text
+    assert "You can look, and not act." in browser.get("/", headers={"x-user": "bob"}).text
+    broken = client(desk(queue, user=lambda _: 1), raise_server_exceptions=False)
+    assert broken.get("/").status_code == 500  # True, 1 and the like are no operator
+
+
+# -- pages
+
+
+def test_every_page_of_an_empty_installation_says_so(page):
+    assert "no worker is alive" in text(page.get("/"))
+    for path, said in [
+        ("/dead", "Nothing is dead."),
+        ("/jobs", "No job matches."),
+        ("/kinds", "No kind has jobs"),
+        ("/workers", "No worker has given a sign of life"),
+        ("/schedules", "There is no schedule."),
+        ("/audit", "Nobody has done anything yet."),
+    ]:
+        answer = page.get(path)
+        assert answer.status_code == 200
+        assert said in text(answer), path
+    for path in ("/jobs/1", "/jobs/x", "/jobs/99999999999999999999", "/schedules/one?name=x", "/nothing"):
+        assert page.get(path).status_code == 404, path
+
+
+def test_what_strangers_wrote_is_inert_everywhere(queue, conn, page):
+    conn.execute(
+        "insert into redrive.jobs (kind, payload, status, last_error, key, lane, attempts) values "
+        "(%(x)s, jsonb_build_object(%(x)s::text, %(x)s::text, 'link', 'javascript:alert(1)'), "
+        "'dead', %(x)s, %(x)s, %(x)s, 3)",
+        {"x": HOSTILE},
+    )
+    conn.execute(
+        "insert into redrive.failures "
+        "(job_id, kind, claim, attempt, outcome, failed_at, worker, error_type, message, traceback) "
+        "values (1, %(x)s, 1, 1, 'dead', now(), %(x)s, %(x)s, %(x)s, %(x)s)",
+        {"x": HOSTILE},
+    )
+    queue.kinds.pause("mail", by=HOSTILE, reason=HOSTILE)
+    queue.schedules.add("x", "mail", every=60)
+    conn.execute("update redrive.schedules set name = %(x)s, kind = %(x)s, problem = %(x)s", {"x": HOSTILE})
+    params = {"q": HOSTILE.replace('"', "'")}
+    answers = [page.get(path) for path in ("/", "/dead", "/jobs", "/jobs/1", "/kinds", "/schedules", "/audit")]
+    answers += [page.get("/jobs", params=params), page.get("/schedules/one", params={"name": HOSTILE})]
+    answers += [page.get("/kinds", params={"kind": HOSTILE}), page.get("/jobs/confirm?do=requeue&id=1")]
+    for answer in answers:
+        body = re.sub(r' value="[^"]*"', "", answer.text)  # what a form brings back is as it was, and quoted
+        assert answer.status_code in (200, 400), answer.url
+        assert "<script>alert" not in body
+        assert "<img" not in body
+        assert "\x1b" not in body
+        assert "\u202e" not in body
+        assert not re.search(r"(href|src|action)=.?javascript:", body)
+    assert "&lt;script&gt;" in answers[0].text
+
+
+def test_secrets_are_masked_wherever_they_are_shown(queue, conn, page):
+    made = queue.enqueue("mail", {"password": "hunter2", "to": "ann"}).id
+    conn.execute(
+        "update redrive.jobs set status = 'dead', last_error = 'login failed: password=hunter2', "
+        'result = \'{"token": "hunter2"}\' where id = %s',
+        (made,),
+    )
+    for path in ("/", "/dead", "/jobs", f"/jobs/{made}", f"/jobs/confirm?do=requeue&id={made}"):
+        assert "hunter2" not in page.get(path).text, path
+    assert "***" in page.get(f"/jobs/{made}").text
+
+
+def test_a_sensitive_kind_shows_nothing_of_its_payload(db):
+    queue = Queue(db)
+
+    @queue.handler("diagnosis", sensitive=True)
+    def diagnosis(payload): ...
+
+    made = queue.enqueue("diagnosis", {"finding": "benign"}).id
+    browser = client(desk(queue, local=True))
+    assert "benign" not in browser.get("/jobs").text + browser.get(f"/jobs/{made}").text
+    queue.close()
+
+
+def test_a_jobs_page_tells_its_story_and_offers_what_applies(queue, conn, page):
+    made = queue.enqueue("mail", {"to": "ann"}, max_attempts=2).id
+    assert "Cancel" in text(page.get(f"/jobs/{made}")).split("Its story")[0]
+    conn.execute("update redrive.jobs set status = 'dead', attempts = 2, last_error = 'boom' where id = %s", (made,))
+    for attempt, outcome in ((1, "retried"), (2, "dead")):
+        conn.execute(
+            "insert into redrive.failures "
+            "(job_id, kind, claim, attempt, outcome, failed_at, duration, error_type, message, traceback) "
+            "values (%s, 'mail', %s, %s, %s, now() + make_interval(secs => %s), 0.5, 'ValueError', 'boom', "
+            "'Traceback: here')",
+            (made, attempt, attempt, outcome, attempt * 10),
+        )
+    answer = page.get(f"/jobs/{made}")
+    said = text(answer)
+    assert "Send back" in said
+    assert "Cancel" not in said
+    assert re.search(r"waited\s+9\.\d s", said)
+    assert "dead: ValueError" in said
+    assert "Traceback: here" in said
+    assert '<svg class="timeline"' in answer.text
+    conn.execute("update redrive.jobs set status = 'succeeded' where id = %s", (made,))
+    assert "<form" not in page.get(f"/jobs/{made}").text.split("<main", 1)[1]
+    conn.execute("delete from redrive.jobs")
+    assert "gone from the table" in text(page.get(f"/jobs/{made}"))
+
+
+def test_times_beyond_python_are_shown(conn, page):
+    conn.execute(
+        "insert into redrive.jobs (kind, run_at, expires_at, created_at) "
+        "values ('mail', 'infinity', 'infinity', '-infinity')"
+    )
+    for path in ("/", "/jobs", "/jobs/1", "/kinds"):
+        assert page.get(path).status_code == 200, path
+
+
+def test_search_by_address_and_its_errors(queue, page):
+    queue.enqueue("mail", {"to": "ann@example.com"})
+    queue.enqueue("mail", {"to": "bob@example.com"})
+    assert "1 shown, that is all" in text(page.get("/jobs", params={"q": "payload.to:ann@example.com"}))
+    answer = page.get("/jobs", params={"q": "stauts:dead"})
+    assert answer.status_code == 400
+    assert "did you mean status:?" in text(answer)
+    assert page.get("/jobs?from=x").status_code == 400
+
+
+# -- actions
+
+
+def test_dead_jobs_are_sent_back_once_they_were_seen(queue, conn, page):
+    """OP-01: what is meant is shown with its number first, and moved by the form that follows."""
+    ids = [queue.enqueue("mail").id for _ in range(3)]
+    conn.execute("update redrive.jobs set status = 'dead', last_error = 'boom' where id < %s", (ids[2],))
+    seen = page.get("/jobs/confirm", params={"do": "requeue", "id": ids})
+    assert "Send back 2 jobs?" in text(seen)
+    assert "1 more are in another state" in text(seen)
+    answer = post(page, "/jobs/act", do="requeue", id=ids[:2])
+    assert answer.status_code == 303
+    assert "2 jobs sent back." in text(page.get(answer.headers["location"]))
+    assert {queue.get(each).status for each in ids} == {"pending"}
+
+
+def test_all_that_match_are_meant_beyond_the_page(queue, conn, page):
+    conn.execute("insert into redrive.jobs (kind, status) select 'mail', 'dead' from generate_series(1, 120)")
+    conn.execute("insert into redrive.jobs (kind, status) select 'mail', 'succeeded' from generate_series(1, 10)")
+    conn.execute("insert into redrive.jobs (kind, status) values ('other', 'dead')")
+    assert "Send back 120 jobs?" in text(page.get("/jobs/confirm?do=requeue&all=1&q=kind:mail"))
+    answer = post(page, "/jobs/act", do="requeue", all="1", q="kind:mail")
+    assert "120 jobs sent back." in text(page.get(answer.headers["location"]))
+    [[left]] = conn.execute("select count(*) from redrive.jobs where status = 'dead'").fetchall()
+    assert left == 1
+
+
+def test_two_operators_at_once_move_each_job_once(queue, conn):
+    """OP-03."""
+    made = queue.enqueue("mail").id
+    conn.execute("update redrive.jobs set status = 'dead' where id = %s", (made,))
+    pages = desk(queue, local=True)
+    ann, bob = client(pages), client(pages)
+    for browser in (ann, bob):
+        assert "Send back 1 job?" in text(browser.get(f"/jobs/confirm?do=requeue&id={made}"))
+    first = post(ann, "/jobs/act", do="requeue", id=made)
+    second = post(bob, "/jobs/act", do="requeue", id=made)
+    assert "1 job sent back." in text(ann.get(first.headers["location"]))
+    assert "0 jobs sent back; 1 left alone, their state had changed." in text(bob.get(second.headers["location"]))
+
+
+def test_cancelling_says_by_whom_and_why(queue, page):
+    made = queue.enqueue("mail").id
+    answer = post(page, "/jobs/act", do="cancel", id=made, reason="the customer left", back="job")
+    assert answer.headers["location"] == f"/jobs/{made}"
+    job = queue.get(made)
+    assert job.status == "failed"
+    assert job.last_error.startswith("cancelled: the customer left (")
+
+
+def test_a_kind_is_paused_limited_and_resumed(queue, page):
+    post(page, "/kinds/pause", kind="mail", reason="the provider is down", until="2h")
+    [row] = queue.kinds.list()
+    assert (row.kind, row.paused, row.paused_reason) == ("mail", True, "the provider is down")
+    assert "the provider is down" in text(page.get("/kinds"))
+    assert "paused" in text(page.get("/"))
+    post(page, "/kinds/limit", kind="mail", running="2", rate="300/min", burst="10")
+    [row] = queue.kinds.list()
+    assert (row.running_most, row.rate, row.burst) == (2, 5.0, 10)
+    post(page, "/kinds/resume", kind="mail")
+    assert not queue.kinds.list()[0].paused
+    for fields, why in [
+        ({"running": "x"}, "give a whole number"),
+        ({"rate": "fast"}, "give a rate like"),
+        ({"burst": "3"}, "without a rate"),
+    ]:
+        answer = post(page, "/kinds/limit", kind="mail", **fields)
+        assert answer.status_code == 400
+        assert why in text(answer)
+
+
+def test_a_schedule_is_run_paused_and_resumed(queue, page):
+    queue.schedules.add("nightly", "report", "0 3 * * *", timezone="Europe/Berlin")
+    assert "nightly" in text(page.get("/schedules"))
+    answer = post(page, "/schedules/run", name="nightly")
+    assert "Job 1 of nightly is enqueued." in text(page.get(answer.headers["location"]))
+    post(page, "/schedules/pause", name="nightly", reason="holiday")
+    assert queue.schedules.list()[0].paused_reason == "holiday"
+    assert "holiday" in text(page.get("/schedules/one?name=nightly"))
+    post(page, "/schedules/resume", name="nightly")
+    assert queue.schedules.list()[0].state == "active"
+    assert post(page, "/schedules/run", name="nothing such").status_code == 400
+
+
+def test_a_note_can_not_be_forged(page):
+    page.cookies.set("redrive_desk_note", "YWxsIGlzIHdlbGw.0000")
+    assert "all is well" not in page.get("/jobs").text
+
+
+# -- where it stands
+
+
+def test_mounted_below_a_path_every_link_and_form_stays_there(queue):
+    from starlette.applications import Starlette  # noqa: PLC0415 - of this test alone
+    from starlette.routing import Mount  # noqa: PLC0415 - as above
+
+    queue.enqueue("mail")
+    browser = client(Starlette(routes=[Mount("/ops/desk", desk(queue, local=True))]))
+    for path in ("/", "/jobs", "/jobs/1", "/kinds?kind=mail", "/workers", "/schedules", "/dead", "/audit"):
+        body = browser.get("/ops/desk" + path).text
+        links = re.findall(r'(?:href|src|action)="([^"]+)"', body)
+        assert links
+        assert [link for link in links if not link.startswith(("/ops/desk/", "#"))] == [], path
+    answer = post(browser, "/ops/desk/kinds/pause", seen="/ops/desk/kinds", kind="mail")
+    assert answer.headers["location"] == "/ops/desk/kinds"
+    assert "Path=/ops/desk" in answer.headers["set-cookie"]
+    assert browser.get("/ops/desk/static/desk.css").status_code == 200
+
+
+def test_mounted_in_flask_by_a2wsgi(queue):
+    flask = pytest.importorskip("flask")
+    a2wsgi = pytest.importorskip("a2wsgi")
+    from werkzeug.middleware.dispatcher import DispatcherMiddleware  # noqa: PLC0415 - comes with flask
+
+    app = flask.Flask("shop")
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/desk": a2wsgi.ASGIMiddleware(desk(queue, local=True))})
+    browser = app.test_client()
+    answer = browser.get("/desk/jobs")
+    assert answer.status_code == 200
+    assert 'href="/desk/kinds"' in answer.text
+    good = token(browser.get("/desk/kinds"))
+    answer = browser.post(
+        "/desk/kinds/pause", data={"kind": "mail", "token": good}, headers={"Origin": "http://localhost"}
+    )
+    assert answer.headers["location"] == "/desk/kinds"
+    assert queue.kinds.list()[0].paused
+
+
+# -- what it reads
+
+
+def test_pages_can_change_nothing(queue):
+    """Even if a page said an UPDATE: its transaction is read-only, and has a time."""
+    from redrive.statements import named  # noqa: PLC0415 - of this test alone
+    from redrive.web.reader import Reader  # noqa: PLC0415 - as above
+
+    reader = Reader(queue)
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        reader.ask(named("resume_kind", queue.schema, kind="mail"))
+    [row] = reader.ask(named("read_clock", queue.schema))
+    assert row.moved == "0"
+
+
+@contextmanager
+def role(conn, name, *, rights):
+    conn.execute(f"create role {name} login password 'pw'")
+    try:
+        conn.execute(f"grant usage on schema redrive to {name}")
+        conn.execute(f"grant {rights} on all tables in schema redrive to {name}")
+        yield name
+    finally:
+        conn.execute(f"drop owned by {name}")
+        conn.execute(f"drop role {name}")
+
+
+def test_a_role_that_may_only_read_gives_a_desk_that_says_so(db, conn):
+    with role(conn, "t_desk_reader", rights="select") as name:
+        queue = Queue(psycopg.conninfo.make_conninfo(db, user=name, password="pw"))
+        browser = client(desk(queue, local=True))
+        assert "has no right to change jobs" in text(browser.get("/"))
+        conn.execute("insert into redrive.jobs (kind, status) values ('mail', 'dead')")
+        assert "<form" not in browser.get("/jobs/1").text.split("<main", 1)[1]
+        queue.close()
+
+
+def test_a_desk_for_looking_only(queue):
+    made = queue.enqueue("mail").id
+    browser = client(desk(queue, local=True, read_only=True))
+    assert "this desk is for looking only" in text(browser.get("/"))
+    assert "<form" not in browser.get(f"/jobs/{made}").text.split("<main", 1)[1]
+
+
+def test_without_tables_and_without_a_database_it_says_what_to_do(empty_db):
+    queue = Queue(empty_db)
+    answer = client(desk(queue, local=True)).get("/")
+    assert answer.status_code == 503
+    assert "run redrive migrate" in text(answer)
+    queue.close()
+    nobody = Queue("postgresql://app:hunter2@127.0.0.1:1/app")
+    answer = client(desk(nobody, local=True)).get("/")
+    assert answer.status_code == 503
+    assert "can't be reached" in text(answer)
+    assert "hunter2" not in answer.text
+
+
+def test_ten_tabs_ask_once(queue):
+    pages = desk(queue, local=True)
+    browsers = [client(pages) for _ in range(10)]
+    browsers[0].get("/")
+    asked = pages.reader.asked
+    for browser in browsers:
+        assert browser.get("/").status_code == 200
+    assert pages.reader.asked == asked
+
+
+def test_a_part_that_can_not_be_read_hides_no_other(db, conn):
+    conn.execute("insert into redrive.jobs (kind, status) values ('mail', 'dead')")
+    with role(conn, "t_desk_half", rights="select") as name:
+        conn.execute(f"revoke select on redrive.failures from {name}")
+        queue = Queue(psycopg.conninfo.make_conninfo(db, user=name, password="pw"))
+        said = text(client(desk(queue, local=True)).get("/"))
+        assert "failures: this role may not read it" in said
+        assert "1 dead job, none of them new" in said
+        queue.close()
