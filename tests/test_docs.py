@@ -24,6 +24,7 @@ from redrive.cli import COMMANDS, cli
 from redrive.events import TickFailed, subscribe
 from redrive.settings import Settings
 from redrive.store import Ended, Wishes, list_jobs, workers
+from redrive.web import operators
 from support import wait_for
 
 DOCS = ROOT / "docs"
@@ -120,7 +121,7 @@ def test_every_command_is_described():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variable_on_the_page_exists(name):
     known = {f"REDRIVE_{field.name.upper()}" for field in fields(Settings)}
-    known |= {"REDRIVE_APP", "REDRIVE_ONCE", "REDRIVE_LOG_LEVEL"}
+    known |= {"REDRIVE_APP", "REDRIVE_ONCE", "REDRIVE_LOG_LEVEL", *operators.VARIABLES.values()}
     assert set(re.findall(r"REDRIVE_[A-Z_]+\b", read(name).replace("REDRIVE_*", ""))) <= known
 
 

@@ -1664,15 +1664,6 @@ WHERE (%(statuses)s::text[] IS NULL OR status::text = ANY(%(statuses)s::text[])
 ORDER BY id DESC
 LIMIT %(limit)s
 
--- name: desk_first_waiting
--- The pending jobs in the order in which each kind's are taken, a page after a known one.
-SELECT id, kind, priority, lane, run_at FROM {jobs}
-WHERE status = 'pending' AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
-  AND (%(after_kind)s::text IS NULL OR (kind, priority, lane, run_at, id)
-       > (%(after_kind)s::text, %(after_priority)s::smallint, %(after_lane)s::text, %(after_run_at)s::timestamptz, %(after_id)s::bigint))
-ORDER BY kind, priority, lane, run_at, id
-LIMIT %(limit)s
-
 -- name: desk_audit
 SELECT id, at, by, action, filter, reason, moved, skipped, job_id FROM {audit}
 WHERE %(before)s::bigint IS NULL OR id < %(before)s::bigint
