@@ -15,6 +15,7 @@ from psycopg import AsyncConnection, Connection
 
 from redrive.backoff import Backoff, quadratic
 from redrive.errors import InvalidOption, UnknownKind
+from redrive.instruments import wrapped
 from redrive.isolation import Isolated, Isolation
 from redrive.store import Wishes
 from redrive.typed import decoder_for
@@ -112,6 +113,8 @@ class Handler(Generic[P, R]):
     call: Callable[[ClaimedJob], Any] = field(init=False, repr=False)
     call_here: Callable[[ClaimedJob], Any] = field(init=False, repr=False)
     """Call the function in this process, however a worker would."""
+    bare: Callable[[ClaimedJob], Any] = field(init=False, repr=False)
+    """As *call*, without the instruments around it."""
 
     def __post_init__(self) -> None:
         """Look at the function once, so that no job pays for it."""
@@ -119,6 +122,7 @@ class Handler(Generic[P, R]):
         self.call = self.call_here = _caller(self.kind, self.function)
         if self.isolation is not None:
             self.call, self.is_async = Isolated(self, self.isolation, self.registered_in), True
+        self.bare = self.call
         functools.update_wrapper(self, self.function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -222,8 +226,13 @@ class Handlers:
             InvalidOption: for one that can't.
         """
         for handler in self._by_kind.values():
-            if isinstance(handler.call, Isolated):
-                handler.call.demand_findable()
+            if isinstance(handler.bare, Isolated):
+                handler.bare.demand_findable()
+
+    def instrument(self) -> None:
+        """Put the instruments that there are by now around the handlers."""
+        for handler in self._by_kind.values():
+            handler.call = wrapped(handler.kind, handler.bare, is_async=handler.is_async)
 
     def kinds(self) -> tuple[str, ...]:
         """List the names that jobs of this queue go by, aliases included."""

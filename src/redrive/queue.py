@@ -15,6 +15,7 @@ from redrive.bulk import Batch
 from redrive.definition import InCode
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.handlers import HOUR, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
+from redrive.instruments import noted
 from redrive.isolation import isolation as isolated
 from redrive.job import Enqueued, Job
 from redrive.kinds import Kinds
@@ -365,7 +366,7 @@ class Queue:
         for name in options:
             if name not in store.Wishes.__annotations__:
                 raise unknown(name, [*store.Wishes.__annotations__, "connection", "key"])
-        return store.options(**options)
+        return store.options(**noted(kind, options))
 
     def _settled(self, kind: str, insert: Callable[[], list[Any]]) -> Enqueued:
         for _ in range(_TRIES):

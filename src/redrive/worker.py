@@ -72,6 +72,7 @@ class Worker:
         self.handlers = handlers
         self.schedules = schedules
         self.name = worker_name()
+        handlers.instrument()
         self.kinds = handlers.kinds()
         if settings.kinds:
             for kind in settings.kinds:
