@@ -291,7 +291,7 @@ def test_dead_jobs_are_grouped_by_kind_and_error(db, conn):
     insert(conn, "mail", 1, status="failed", last_error="cancelled: spring")
     foreign = insert(conn, "export", 1, status="failed")
     groups = answer(db, "dead")["groups"]
-    assert [(group["jobs"], group["kind"], group["error"]) for group in groups] == [
+    assert [(group["dead"], group["kind"], group["error"]) for group in groups] == [
         (3, "mail", "TimeoutError: slow"),
         (1, "export", "(no error text)"),
         (1, "mail", "410 gone for good"),
@@ -300,14 +300,15 @@ def test_dead_jobs_are_grouped_by_kind_and_error(db, conn):
     assert groups[0]["first"] == groups[0]["last"]
     assert groups[1]["sample"] == foreign
     shown = redrive(db, "dead").stdout
-    assert shown.splitlines()[1].split()[:2] == ["3", "mail"]
+    assert shown.splitlines()[1].split()[:2] == ["3", groups[0]["id"]]
     assert [group["kind"] for group in answer(db, "dead", "--since", "1h")["groups"]] == ["export", "mail"]
-    assert [group["jobs"] for group in answer(db, "dead", "--kind", "export")["groups"]] == [1]
+    assert [group["dead"] for group in answer(db, "dead", "--kind", "export")["groups"]] == [1]
     assert len(answer(db, "dead", "--limit", "1")["groups"]) == 1
 
 
 def test_the_command_that_dead_prints_sends_exactly_its_group_back(db, conn):
     insert(conn, "mail", 3, status="dead", last_error=ERROR)
+    insert(conn, "mail", 2, status="dead", last_error="another")
     insert(conn, "it's", 2, status="dead", last_error="a 100% 'quoted' \\ error_text")
     insert(conn, "none", 5, status="dead")
     insert(conn, "few", 2, status="failed", last_error="short")
@@ -315,7 +316,7 @@ def test_the_command_that_dead_prints_sends_exactly_its_group_back(db, conn):
         assert leaks(group["requeue"]) == []
         words = shlex.split(group["requeue"], comments=True)
         assert words[:2] == ["redrive", "requeue"]
-        assert answer(db, *words[1:])["requeued"] == group["jobs"]
+        assert answer(db, *words[1:])["requeued"] == group["dead"]
     assert answer(db, "dead")["groups"] == []
     assert redrive(db, "dead").stdout == "no dead jobs\n"
 

@@ -21,9 +21,10 @@ from engine import Inside, insert
 from pages import PAGES, ROOT, RUN, Session, blocks
 from redrive import Queue
 from redrive.cli import COMMANDS, cli
+from redrive.ended import Ended
 from redrive.events import TickFailed, subscribe
 from redrive.settings import Settings
-from redrive.store import Ended, Wishes, list_jobs, workers
+from redrive.store import Wishes, list_jobs, workers
 from redrive.web import operators
 from support import wait_for
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from redrive import Discard, InvalidOption, InvalidPayload, Queue, store
 from redrive.cli import cli
+from redrive.ended import Ended, requeue_preview
 from redrive.failure import describe
 from redrive.job import Holder
 from redrive.outcome import Crashed, Finished, Retried, Snoozed, parameters
@@ -142,9 +143,9 @@ class TestOddRows:
             for job in ids:
                 assert queue.get(job).id == job
             assert {job.id for job in queue.ask(store.list_jobs("redrive"))} == set(ids)
-            for look in (store.counts, store.workers, store.oldest_due, store.dead_groups):
+            for look in (store.counts, store.workers, store.oldest_due):
                 queue.ask(look("redrive"))
-            queue.ask(store.requeue_preview("redrive", store.Ended()))
+            queue.ask(requeue_preview("redrive", Ended()))
             orphaned = {"orphaned": ["here:1:aaaaaa"], "lease": 1.0, "foreign_age": 600.0}
             reap = named("reap_jobs", "redrive", own_name=OWN_NAME, judge="", max_crashes=3, **orphaned)
             run(conn, reap)
@@ -160,7 +161,7 @@ class TestOddRows:
             assert len(told) == len(batch)
             assert all(job.run_at and job.created_at and job.idempotency_key for job in jobs)
             queue.cancel(kind="unknown")
-            queue.requeue(store.Ended(statuses=("dead", "failed")))
+            queue.requeue(Ended(statuses=("dead", "failed")))
 
         holds()
 
@@ -311,7 +312,7 @@ class TestHostileWords:
             written(conn, [{"kind": "k", "status": "dead", "last_error": "plain words"}])
             try:
                 found = queue.ask(store.list_jobs("redrive", error=word))
-                moved = queue.requeue(store.Ended(error=word))
+                moved = queue.requeue(Ended(error=word))
                 cancelled = queue.cancel(kind=word, key=word, reason=word)
             except InvalidOption:
                 return

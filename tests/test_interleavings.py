@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from redrive import store
+from redrive import ended, store
 from redrive.connections import conninfo
 from redrive.failure import describe
 from redrive.job import Holder
@@ -96,7 +96,7 @@ def cancel(*ids: int) -> Step:
 
 
 def requeue(_: list[Any]) -> Statement[Any]:
-    return store.requeue("redrive", store.Ended(), after=0, last=9)
+    return ended.requeue("redrive", ended.Ended(), after=0, last=9)
 
 
 OPERATIONS: dict[str, tuple[Step, ...]] = {
@@ -110,7 +110,7 @@ OPERATIONS: dict[str, tuple[Step, ...]] = {
     "reap": (lambda _: named("ownerless_holders", "redrive", own_name=OWN_NAME), reap),
     "bury": (lambda _: named("bury_hopeless", "redrive"),),
     "cancel": (cancel(1),),
-    "requeue": (lambda _: store.requeue_preview("redrive", store.Ended()), requeue),
+    "requeue": (lambda _: ended.requeue_preview("redrive", ended.Ended()), requeue),
     "delete": (scan, prune("delete_finished")),
     "archive": (scan, prune("archive_finished")),
     "beat": (beat,),

@@ -25,10 +25,10 @@ from chaos.pooler import pooler
 from engine import Inside
 from redrive import Queue, Retry, events, migrate
 from redrive.dev_server import binaries
+from redrive.ended import Ended
 from redrive.errors import MigrationFailed, NotMigrated
 from redrive.migrate import demand_migrated, installed, latest, pending, script
 from redrive.sql import Migration, migrations
-from redrive.store import Ended
 from support import wait_for
 
 SCHEMA_FILE = Path(redrive.sql.__file__).parent / "schema.sql"

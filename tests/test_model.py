@@ -29,6 +29,7 @@ from psycopg.rows import dict_row
 
 from model import COLUMNS, EDGES, MAX_CRASHES, SECOND, Beat, Lease, Model, Row, Said
 from redrive import store
+from redrive.ended import Ended, requeue
 from redrive.failure import describe
 from redrive.job import FINISHED, STATES, Holder
 from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Retried, Snoozed, Succeeded, parameters
@@ -411,7 +412,7 @@ class JobsTable(RuleBasedStateMachine):
         expired = self.model.expired(now, {state: seconds * SECOND for state, seconds in KEEP.items()})
         assert seen.expired == expired
         if meanwhile and expired and self.model.rows[expired[0]].status != "succeeded":
-            self._requeue(store.Ended(ids=expired[:1], statuses=("dead", "failed")), lambda row: row.id == expired[0])
+            self._requeue(Ended(ids=expired[:1], statuses=("dead", "failed")), lambda row: row.id == expired[0])
             expired = expired[1:]
         _, gone = self.ask("archive_finished" if archive else "delete_finished", ids=seen.expired, shortest=shortest)
         assert sorted(row.id for row in gone) == expired
@@ -436,12 +437,12 @@ class JobsTable(RuleBasedStateMachine):
         def meant(row: Row) -> bool:
             return kind in (None, row.kind) and (row.status in statuses or ("dead" in statuses and row.hopeless))
 
-        self._requeue(store.Ended(kind=kind, statuses=statuses), meant)
+        self._requeue(Ended(kind=kind, statuses=statuses), meant)
 
-    def _requeue(self, which: store.Ended, meant: Callable[[Row], bool]) -> None:
-        now, rows = self.say(store.requeue("redrive", which, after=0, last=2**62))
+    def _requeue(self, which: Ended, meant: Callable[[Row], bool]) -> None:
+        now, [batch] = self.say(requeue("redrive", which))
         sent = self.model.requeue(now, meant)
-        assert [row.id for row in rows] == sent
+        assert batch.ids == sent
         for job in sent:
             self.counted_from[job], self.given_back[job] = self.claims[job], 0
         self.strange -= set(sent)

@@ -11,9 +11,9 @@ import pytest
 from psycopg.rows import dict_row
 
 from redrive import InvalidOption, InvalidPayload, store
+from redrive.ended import Ended, requeue, requeue_preview
 from redrive.sql import query
 from redrive.statements import named, run
-from redrive.store import Ended
 
 NOON = datetime(2030, 6, 1, 12, 0, tzinfo=UTC)
 NAIVE = NOON.replace(tzinfo=None)
@@ -227,8 +227,8 @@ def test_requeue_gives_a_fresh_budget_and_runs_at_once(conn):
         "INSERT INTO redrive.jobs (kind, status, attempts, claims, crashes, last_error, run_at, expires_at, key,"
         " locked_by) VALUES ('mail', 'dead', 5, 7, 2, 'boom', now() + interval '1 day', now(), 'k', 'w')"
     )
-    [row] = run(conn, store.requeue("redrive", Ended(), after=0, last=10))
-    [job] = run(conn, store.get("redrive", row.id))
+    [batch] = run(conn, requeue("redrive", Ended(), after=0, last=10))
+    [job] = run(conn, store.get("redrive", *batch.ids))
     assert (job.status, job.attempts, job.crashes, job.last_error, job.locked_by) == ("pending", 0, 0, None, None)
     assert (job.claims, job.key, job.expires_at) == (7, None, None)
     assert datetime.now(UTC) - job.run_at < timedelta(minutes=1)
@@ -243,10 +243,10 @@ def test_requeue_moves_what_is_meant_and_nothing_else(conn):
 
     def ids(which: Ended) -> list[int]:
         with conn.transaction(force_rollback=True):
-            [preview] = run(conn, store.requeue_preview("redrive", which))
-            moved = [row.id for row in run(conn, store.requeue("redrive", which, after=0, last=preview.last_id))]
-            assert preview.jobs == len(moved)
-            return moved
+            [preview] = run(conn, requeue_preview("redrive", which))
+            [batch] = run(conn, requeue("redrive", which, after=0, last=preview.last_id))
+            assert preview.jobs == len(batch.ids)
+            return batch.ids
 
     assert ids(Ended()) == [1, 2, 3, 4, 5, 6]
     assert ids(Ended(ids=[2, 7, 9, 10])) == [2]
@@ -257,9 +257,9 @@ def test_requeue_moves_what_is_meant_and_nothing_else(conn):
     assert ids(Ended(until=datetime.now(UTC) + timedelta(hours=1), kind="export")) == [3, 4]
     assert ids(Ended(ids=[])) == []
     with pytest.raises(InvalidOption, match="status is 'running': only dead and failed jobs are sent back"):
-        store.requeue_preview("redrive", Ended(statuses=("running",)))
+        requeue_preview("redrive", Ended(statuses=("running",)))
     with pytest.raises(InvalidOption, match="since is the naive datetime"):
-        store.requeue_preview("redrive", Ended(since=NAIVE))
+        requeue_preview("redrive", Ended(since=NAIVE))
 
 
 def test_two_operators_at_once_move_each_job_once(db, conn):
@@ -267,7 +267,7 @@ def test_two_operators_at_once_move_each_job_once(db, conn):
 
     def operate(_: int) -> list[int]:
         with psycopg.connect(db, autocommit=True) as own:
-            return [row.id for row in run(own, store.requeue("redrive", Ended(), after=0, last=10_000, limit=2000))]
+            return run(own, requeue("redrive", Ended(), after=0, last=10_000, limit=2000))[0].ids
 
     with ThreadPoolExecutor(4) as pool:
         moved = [number for each in pool.map(operate, range(4)) for number in each]
@@ -289,17 +289,6 @@ def test_cancel_ends_what_waits_and_asks_what_runs(conn):
     assert (jobs[3].status, jobs[4].status) == ("dead", "pending")
     with pytest.raises(InvalidOption, match="cancel: say which jobs, by ids, kind or key"):
         store.cancel("redrive")
-
-
-def test_dead_jobs_are_grouped_by_kind_and_error_with_failures_of_strangers(conn):
-    dead(conn, 3, error="Traceback\n  line\nValueError: x")
-    dead(conn, 1, error="cancelled: by hand", status="failed")
-    dead(conn, 2, error="who knows", status="failed")
-    rows = run(conn, store.dead_groups("redrive"))
-    assert [(row.kind, row.error, row.jobs, row.sample) for row in rows] == [
-        ("mail", "ValueError: x", 3, [3, 2, 1]),
-        ("mail", "who knows", 2, [6, 5]),
-    ]
 
 
 def test_the_oldest_due_job_of_each_kind(conn):

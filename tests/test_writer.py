@@ -15,6 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import support
+from redrive import store
 from redrive.connections import Control, conninfo
 from redrive.events import JobDied, JobFailed, JobHandedBack, JobRetried, JobSnoozed, JobSucceeded, LeaseLost
 from redrive.failure import describe
@@ -674,8 +675,9 @@ class TestLockOrder:
         params: dict[str, dict[str, Any]] = {
             "succeed_jobs": {"ids": ids, "claims": [1] * len(ids), "worker": WORKER},
             "finish_jobs": {"worker": WORKER, "max_crashes": 3, **batch},
-            "cancel_jobs": {"ids": ids, "kind": None, "key": None, "reason": "r", "after": 0, "limit": 1000},
         }
+        if name == "cancel_jobs":
+            return store.cancel("redrive", ids=ids)
         return named(name, "redrive", **params[name])
 
     @pytest.mark.parametrize("name", ["succeed_jobs", "finish_jobs", "cancel_jobs"])

@@ -9,6 +9,8 @@ What redrive raises::
     ├── MigrationFailed                a migration stopped; nothing of it was kept
     ├── UnknownKind                    no handler goes by that name
     ├── UnknownSchedule                no schedule goes by that name
+    ├── UnknownGroup                   no failure group goes by that name, or several
+    ├── UnknownRequeue                 nothing is or was sent back under that number
     ├── NoDatabase                     no connection string anywhere
     ├── LeaseLost                      the job now belongs to somebody else
     └── HandlerCrashed                 the child process of an isolated handler died under its job
@@ -68,6 +70,14 @@ class UnknownKind(RedriveError):
 
 class UnknownSchedule(RedriveError):
     """There is no schedule of that name; `redrive schedules list` shows those that there are."""
+
+
+class UnknownGroup(RedriveError):
+    """No failure group has that name, or several begin so; `redrive dead` lists them."""
+
+
+class UnknownRequeue(RedriveError):
+    """Nothing is or was sent back under that number; `redrive requeues list` shows what was."""
 
 
 class NoDatabase(RedriveError):

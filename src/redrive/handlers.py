@@ -125,6 +125,17 @@ class Handler(Generic[P, R]):
         self.bare = self.call
         functools.update_wrapper(self, self.function, updated=())
 
+    def demand(self, payload: Any) -> None:
+        """Check that the function takes *payload*, without calling it.
+
+        Raises:
+            InvalidPayload: with the path of the value that isn't as its parameter is annotated.
+        """
+        parameters = [*inspect.signature(self.function).parameters.values()]
+        decode = _decoder(self.function, parameters[0]) if parameters else None
+        if decode is not None:
+            decode(payload)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, as if it had not been decorated."""
         return self.function(*args, **kwargs)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from psycopg.rows import class_row
 
 from redrive import store
+from redrive.audit import signed
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
 from redrive.sql import spoken
@@ -117,20 +118,34 @@ class Kinds:
         """Pause a kind from async code; see :meth:`pause`."""
         return _paused(await self._queue.ask_async(self._pause(kind, by, reason, until), connection), until)
 
-    def resume(self, kind: str | Handler[Any, Any] = ALL, *, connection: Connection[Any] | None = None) -> bool:
+    def resume(
+        self,
+        kind: str | Handler[Any, Any] = ALL,
+        *,
+        by: str = "",
+        reason: str = "",
+        connection: Connection[Any] | None = None,
+    ) -> bool:
         """Let jobs of *kind* start again; gives whether it was paused. A pause of all kinds is one of its own."""
-        return bool(self._queue.ask(self._said("resume_kind", kind), connection))
+        return bool(self._queue.ask(self._said("resume_kind", kind, **signed(by, reason)), connection))
 
     async def resume_async(
-        self, kind: str | Handler[Any, Any] = ALL, *, connection: AsyncConnection[Any] | None = None
+        self,
+        kind: str | Handler[Any, Any] = ALL,
+        *,
+        by: str = "",
+        reason: str = "",
+        connection: AsyncConnection[Any] | None = None,
     ) -> bool:
         """Resume a kind from async code; see :meth:`resume`."""
-        return bool(await self._queue.ask_async(self._said("resume_kind", kind), connection))
+        return bool(await self._queue.ask_async(self._said("resume_kind", kind, **signed(by, reason)), connection))
 
     def limit(
         self,
         kind: str | Handler[Any, Any],
         *,
+        by: str = "",
+        reason: str = "",
         connection: Connection[Any] | None = None,
         **limits: Unpack[Limits],
     ) -> Kind:
@@ -139,17 +154,19 @@ class Kinds:
         Raises:
             InvalidOption: naming the value and the remedy.
         """
-        return self._queue.ask(self._limit(kind, limits), connection)[0]
+        return self._queue.ask(self._limit(kind, limits, by, reason), connection)[0]
 
     async def limit_async(
         self,
         kind: str | Handler[Any, Any],
         *,
+        by: str = "",
+        reason: str = "",
         connection: AsyncConnection[Any] | None = None,
         **limits: Unpack[Limits],
     ) -> Kind:
         """Set the limits of a kind from async code; see :meth:`limit`."""
-        return (await self._queue.ask_async(self._limit(kind, limits), connection))[0]
+        return (await self._queue.ask_async(self._limit(kind, limits, by, reason), connection))[0]
 
     def list(self, *, connection: Connection[Any] | None = None) -> Rows:
         """List the kinds for which something is set."""
@@ -164,11 +181,10 @@ class Kinds:
             raise InvalidOption(f"until is {until!r}: must be a datetime")
         if until is not None and until.tzinfo is None:
             raise InvalidOption(f"until is {until!r}: give it a timezone")
-        return self._said(
-            "pause_kind", kind, by=store.remark(by, "by"), reason=store.remark(reason, "reason"), until=until
-        )
+        said = {"by": store.remark(by, "by"), "reason": store.remark(reason, "reason"), "until": until}
+        return self._said("pause_kind", kind, **said, **signed(by, reason))
 
-    def _limit(self, kind: str | Handler[Any, Any], limits: Limits) -> Statement[Kind]:
+    def _limit(self, kind: str | Handler[Any, Any], limits: Limits, by: str, reason: str) -> Statement[Kind]:
         given: dict[str, Any] = dict.fromkeys(Limits.__annotations__) | dict(limits)
         if unknown := given.keys() - Limits.__annotations__.keys():
             raise TypeError(f"limit() has no option {min(unknown)!r}")
@@ -183,7 +199,7 @@ class Kinds:
                 raise InvalidOption(f"{burst} is {given[burst]!r}: must be at most what {rate} allows in a year")
         if _name(kind) == ALL and any(value is not None for value in given.values()):
             raise InvalidOption("all kinds can be paused together, but each has limits of its own: name one")
-        return self._said("limit_kind", kind, **given)
+        return self._said("limit_kind", kind, **given, **signed(by, reason))
 
     def _said(self, statement: str, kind: str | Handler[Any, Any] | None, **params: Any) -> Statement[Kind]:
         said = {"kind": None if kind is None else _name(kind), **params}

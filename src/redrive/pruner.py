@@ -105,6 +105,10 @@ class Pruner(Service):
             return True
         await self._control.run(named("prune_workers", schema))
         await self._control.run(named("prune_lane_rates", schema))
+        keep = self._settings.retain_audit or NEVER
+        await self._control.run(named("prune_requeues", schema, keep=keep))
+        if len(await self._control.run(named("prune_audit", schema, window=window, keep=keep))) == window:
+            return True
         return await self._prune_slots(window) or await self._prune_stats(window)
 
     async def _prune_slots(self, window: int) -> bool:

@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 import psycopg
 
 from redrive import child, store
+from redrive.audit import Audit, signed
 from redrive.backoff import Backoff, quadratic
 from redrive.bulk import Batch
 from redrive.definition import InCode
+from redrive.ended import Ended
 from redrive.errors import InvalidOption, NoDatabase
+from redrive.groups import Groups
 from redrive.handlers import HOUR, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
 from redrive.instruments import noted
 from redrive.isolation import isolation as isolated
 from redrive.job import Enqueued, Job
 from redrive.kinds import Kinds
 from redrive.pool import Pool
+from redrive.requeues import Requeues
 from redrive.schedules import Schedules
 from redrive.settings import load, unknown
-from redrive.statements import Statement, arun, named, run
+from redrive.statements import Statement, arun, follow, run
 from redrive.stats import Stats
 from redrive.worker import Worker, stop_signals
 
@@ -52,6 +56,9 @@ class Queue:
         self.schedules = Schedules(self)
         self.kinds = Kinds(self)
         self.stats = Stats(self)
+        self.groups = Groups(self)
+        self.requeues = Requeues(self)
+        self.audit = Audit(self)
         self._pool: Pool | None = None
 
     @property
@@ -236,6 +243,7 @@ class Queue:
         kind: str | None = None,
         key: str | None = None,
         reason: str = "",
+        by: str = "",
         connection: psycopg.Connection[Any] | None = None,
     ) -> dict[int, str]:
         """Cancel pending jobs and ask running ones to stop; gives each job's state as it was found.
@@ -243,37 +251,21 @@ class Queue:
         Raises:
             InvalidOption: when nothing says which jobs are meant.
         """
-        found: dict[int, str] = {}
-        while True:
-            batch = store.cancel(
-                self.schema, ids=ids or None, kind=kind, key=key, reason=reason, after=max(found, default=0)
-            )
-            rows = self.ask(batch, connection)
-            found |= {row.id: row.was for row in rows}
-            if len(rows) < batch.params["limit"]:  # type: ignore[index]
-                return found
+        who = signed(by, reason)["who"]
+        which = {"ids": ids or None, "kind": kind, "key": key}
+        return follow(self.ask, store.cancelling(self.schema, reason=reason, who=who, **which), connection)
 
     def requeue(
         self,
-        which: store.Ended,
+        which: Ended,
         *,
+        by: str = "",
+        reason: str = "",
         connection: psycopg.Connection[Any] | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> list[int]:
         """Send dead jobs back with a fresh budget, their history kept, in guarded batches; lists those that moved."""
-        [preview] = self.ask(store.requeue_preview(self.schema, which), connection)
-        moved: list[int] = []
-        after = 0
-        while after < preview.last_id:
-            rows = self.ask(store.requeue(self.schema, which, after=after, last=preview.last_id), connection)
-            if not rows:
-                break
-            moved += [row.id for row in rows]
-            after = rows[-1].id
-            self.ask(named("wake", self.schema), connection)
-            if on_batch:
-                on_batch(len(rows))
-        return moved
+        return self.requeues.now(which, by=by, reason=reason, connection=connection, on_batch=on_batch)
 
     def ask(self, statement: Statement[T], connection: psycopg.Connection[Any] | None = None) -> list[T]:
         """Run a statement of :mod:`redrive.store` on *connection*, or on one of the queue's own."""

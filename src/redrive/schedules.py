@@ -6,7 +6,7 @@ the code is the code's to define and an operator's to pause; one that was added 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 from psycopg.rows import class_row
 
 from redrive import store
+from redrive.audit import signed
 from redrive.definition import Definition, InCode, Options, define
 from redrive.errors import InvalidOption, UnknownSchedule
 from redrive.handlers import Handler, Handlers, P, R
 from redrive.job import Enqueued
 from redrive.sql import spoken
-from redrive.statements import Statement, named
+from redrive.statements import Statement, Steps, afollow, follow, named
 from redrive.timetable import timetable
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
 
 T = TypeVar("T")
-Steps = Generator[Statement[Any], list[Any], T]
-"""Statements that depend on each other's answers, for a sync or an async connection to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +147,8 @@ class Schedules:
         timezone: str = "UTC",
         payload: Any = None,
         anchor: datetime | None = None,
+        by: str = "",
+        reason: str = "",
         connection: Connection[Any] | None = None,
         **options: Unpack[Options],
     ) -> Schedule:
@@ -162,6 +163,8 @@ class Schedules:
             timezone: by name; fixed hours follow its clock, also when that is changed.
             payload: of each job; ``{}`` if None.
             anchor: from which *every* counts, and its first slot; one interval from now without it.
+            by: who; the user of this process without it. It stands in the audit, as *reason* does.
+            reason: why.
             connection: the caller's, in whose transaction it is written.
             options: see :class:`Options`.
 
@@ -181,7 +184,7 @@ class Schedules:
             anchor=anchor,
             options=options,
         )
-        return self._run(self._add(made), connection)
+        return self._run(self._add(made, by, reason), connection)
 
     async def add_async(
         self,
@@ -194,6 +197,8 @@ class Schedules:
         timezone: str = "UTC",
         payload: Any = None,
         anchor: datetime | None = None,
+        by: str = "",
+        reason: str = "",
         connection: AsyncConnection[Any] | None = None,
         **options: Unpack[Options],
     ) -> Schedule:
@@ -210,20 +215,22 @@ class Schedules:
             anchor=anchor,
             options=options,
         )
-        return await self._arun(self._add(made), connection)
+        return await self._arun(self._add(made, by, reason), connection)
 
-    def remove(self, name: str, *, connection: Connection[Any] | None = None) -> None:
+    def remove(self, name: str, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None) -> None:
         """Remove a schedule; the jobs that it has enqueued stay.
 
         Raises:
             UnknownSchedule: when there is none of that name.
             InvalidOption: when it is in the code of a live worker, which would bring it back.
         """
-        self._run(self._remove(name), connection)
+        self._run(self._remove(name, by, reason), connection)
 
-    async def remove_async(self, name: str, *, connection: AsyncConnection[Any] | None = None) -> None:
+    async def remove_async(
+        self, name: str, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
+    ) -> None:
         """Remove a schedule from async code; see :meth:`remove`."""
-        await self._arun(self._remove(name), connection)
+        await self._arun(self._remove(name, by, reason), connection)
 
     def pause(
         self, name: str, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None
@@ -241,29 +248,35 @@ class Schedules:
         """Pause a schedule from async code; see :meth:`pause`."""
         return await self._arun(self._pause(name, by, reason), connection)
 
-    def resume(self, name: str, *, connection: Connection[Any] | None = None) -> Schedule:
+    def resume(
+        self, name: str, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None
+    ) -> Schedule:
         """Let a paused schedule go on from its next slot.
 
         Raises:
             UnknownSchedule: when there is none of that name.
         """
-        return self._run(self._change("resume_schedule", name), connection)
+        return self._run(self._change("resume_schedule", name, **signed(by, reason)), connection)
 
-    async def resume_async(self, name: str, *, connection: AsyncConnection[Any] | None = None) -> Schedule:
+    async def resume_async(
+        self, name: str, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
+    ) -> Schedule:
         """Resume a schedule from async code; see :meth:`resume`."""
-        return await self._arun(self._change("resume_schedule", name), connection)
+        return await self._arun(self._change("resume_schedule", name, **signed(by, reason)), connection)
 
-    def run(self, name: str, *, connection: Connection[Any] | None = None) -> Enqueued:
+    def run(self, name: str, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None) -> Enqueued:
         """Enqueue a schedule's job now, whatever its plan, overlap or pause say; it counts as its last run.
 
         Raises:
             UnknownSchedule: when there is none of that name.
         """
-        return self._run(self._once(name), connection)
+        return self._run(self._once(name, by, reason), connection)
 
-    async def run_async(self, name: str, *, connection: AsyncConnection[Any] | None = None) -> Enqueued:
+    async def run_async(
+        self, name: str, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
+    ) -> Enqueued:
         """Enqueue a schedule's job now, from async code; see :meth:`run`."""
-        return await self._arun(self._once(name), connection)
+        return await self._arun(self._once(name, by, reason), connection)
 
     def list(self, *, connection: Connection[Any] | None = None) -> Rows:
         """List the schedules, by name."""
@@ -275,22 +288,22 @@ class Schedules:
 
     # -- how
 
-    def _add(self, made: Definition) -> Steps[Schedule]:
+    def _add(self, made: Definition, by: str, reason: str) -> Steps[Schedule]:
         [clock] = yield replace(named("clock", self._queue.schema), binary=True)
         given = vars(made)
         if not made.anchored:
             given = given | {"anchor": clock.now.replace(microsecond=0)}
         table = timetable(made.cron, made.every, made.at, made.timezone, given["anchor"])
         following = made.at or table.next(clock.now)
-        if not (yield named("add_schedule", self._queue.schema, **given, next=following)):
+        if not (yield named("add_schedule", self._queue.schema, **given, next=following, **signed(by, reason))):
             raise InvalidOption(
                 f"schedule {made.name!r} is one of the code's: change it there, or give this one another name"
             )
         return (yield from self._found(made.name))
 
-    def _remove(self, name: str) -> Steps[None]:
+    def _remove(self, name: str, by: str, reason: str) -> Steps[None]:
         yield from self._found(name)
-        if not (yield named("remove_schedule", self._queue.schema, name=name)):
+        if not (yield named("remove_schedule", self._queue.schema, name=name, **signed(by, reason))):
             raise InvalidOption(f"schedule {name!r} is one of the code's: remove it there, or pause it")
 
     def _change(self, statement: str, name: str, **params: Any) -> Steps[Schedule]:
@@ -300,11 +313,11 @@ class Schedules:
 
     def _pause(self, name: str, by: str, reason: str) -> Steps[Schedule]:
         said = {"by": store.remark(by, "by"), "reason": store.remark(reason, "reason")}
-        return self._change("pause_schedule", name, **said)
+        return self._change("pause_schedule", name, **said, **signed(by, reason))
 
-    def _once(self, name: str) -> Steps[Enqueued]:
+    def _once(self, name: str, by: str, reason: str) -> Steps[Enqueued]:
         yield from self._found(name)
-        [row] = yield named("run_schedule", self._queue.schema, name=name)
+        [row] = yield named("run_schedule", self._queue.schema, name=name, **signed(by, reason))
         return Enqueued(row.id, row.created, row.kind)
 
     def _found(self, name: str) -> Steps[Schedule]:
@@ -316,20 +329,10 @@ class Schedules:
         raise UnknownSchedule(f"no schedule {name!r}; {there}")
 
     def _run(self, steps: Steps[T], connection: Connection[Any] | None) -> T:
-        try:
-            statement = next(steps)
-            while True:
-                statement = steps.send(self._queue.ask(statement, connection))
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return] # StopIteration is not generic
+        return follow(self._queue.ask, steps, connection)
 
     async def _arun(self, steps: Steps[T], connection: AsyncConnection[Any] | None) -> T:
-        try:
-            statement = next(steps)
-            while True:
-                statement = steps.send(await self._queue.ask_async(statement, connection))
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return] # as above
+        return await afollow(self._queue.ask_async, steps, connection)
 
 
 def get(schema: str, name: str | None = None) -> Statement[Schedule]:

@@ -67,6 +67,8 @@ class Settings:
     """How long it is kept what became of each slot of a schedule; 0 keeps it for ever."""
     retain_stats: float = 30 * DAY
     """How long it is kept what workers counted, for charts; 0 keeps it for ever."""
+    retain_audit: float = 365 * DAY
+    """How long it is kept who did what, and what was sent back over time; 0 keeps it for ever."""
     schedule_grace: float = 900.0
     """How long a schedule still runs that no live worker has in its code any more; three minutes at the least."""
     archive: bool = False
@@ -105,6 +107,7 @@ class Settings:
             "retain_failures",
             "retain_slots",
             "retain_stats",
+            "retain_audit",
         ):
             if not getattr(self, name) >= 0:
                 raise InvalidOption(f"{name} is {getattr(self, name):g} s: must not be negative")

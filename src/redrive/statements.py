@@ -7,6 +7,7 @@ minds nothing that the caller has set on their connection: row factories, cursor
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -20,7 +21,7 @@ from redrive.job import moment
 from redrive.sql import spoken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from psycopg import AsyncConnection, Connection
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from psycopg.sql import Composed
 
 T = TypeVar("T")
+Steps = Generator["Statement[Any]", list[Any], T]
+"""Statements that depend on each other's answers, for a sync or an async connection to run."""
 
 
 class AnyTime(Loader):
@@ -110,6 +113,28 @@ async def arun(conn: AsyncConnection[Any], statement: Statement[T]) -> list[T]:
             _prepare(cursor, statement)
             await cursor.execute(statement.sql, statement.params, prepare=_prepared(statement), binary=statement.binary)
             return await cursor.fetchall() if _answers(cursor) else []
+
+
+def follow(ask: Callable[..., list[Any]], steps: Steps[T], connection: Connection[Any] | None) -> T:
+    """Ask one statement after the other, on *connection* where one is given, and give what they come to."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(ask(statement, connection))
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return] # StopIteration is not generic
+
+
+async def afollow(
+    ask: Callable[..., Awaitable[list[Any]]], steps: Steps[T], connection: AsyncConnection[Any] | None
+) -> T:
+    """Ask one statement after the other from async code."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(await ask(statement, connection))
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return] # as above
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Options are checked here, before any SQL: a caller's transaction is never broken
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -18,7 +19,7 @@ from redrive.job import STATES, ClaimedJob, Holder, Job
 from redrive.payload import encode
 from redrive.settings import seconds
 from redrive.sql import spoken
-from redrive.statements import Statement, lenient, named
+from redrive.statements import Statement, Steps, lenient, named
 from redrive.text import storable
 from redrive.typed import dump
 
@@ -94,12 +95,12 @@ def options(
     if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or not 1 <= max_attempts <= MAX_ATTEMPTS:
         raise InvalidOption(f"max_attempts is {max_attempts!r}: must be a whole number from 1 to {MAX_ATTEMPTS}")
     return Options(
-        run_at=_instant(run_at, "run_at"),
+        run_at=instant(run_at, "run_at"),
         delay=_wait(delay, "delay") or 0.0,
         priority=priority,
         max_attempts=max_attempts,
         lane=name(lane, "lane", empty=True),
-        expires_at=_instant(expires_at, "expires_at"),
+        expires_at=instant(expires_at, "expires_at"),
         expires_in=_wait(expires_in, "expires_in"),
         metadata=_metadata(metadata),
     )
@@ -202,54 +203,13 @@ def list_jobs(
     """Fetch jobs, newest first, a page before a known id."""
     params = {
         "status": _state(status),
-        "kind": _said(kind, "kind"),
-        "key": _said(key, "key"),
-        "error": _containing(error),
+        "kind": said(kind, "kind"),
+        "key": said(key, "key"),
+        "error": containing(error),
         "before": before,
         "limit": limit,
     }
     return lenient("list_jobs", schema, class_row(Job), **params)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """Which dead (or failed) jobs an operator means. What isn't given doesn't matter."""
-
-    ids: Sequence[int] | None = None
-    kind: str | None = None
-    error: str | None = None
-    """Text that last_error contains, in any case."""
-    since: datetime | None = None
-    until: datetime | None = None
-    statuses: tuple[str, ...] = ("dead",)
-
-    def params(self) -> dict[str, Any]:
-        """Give the filter as parameters.
-
-        Raises:
-            InvalidOption: for a state that a job can't be sent back from, or a naive datetime.
-        """
-        for status in self.statuses:
-            if status not in ("dead", "failed"):
-                raise InvalidOption(f"status is {status!r}: only dead and failed jobs are sent back")
-        return {
-            "ids": None if self.ids is None else list(self.ids),
-            "kind": _said(self.kind, "kind"),
-            "error": _containing(self.error),
-            "since": _instant(self.since, "since"),
-            "until": _instant(self.until, "until"),
-            "statuses": list(self.statuses),
-        }
-
-
-def requeue_preview(schema: str, which: Ended) -> Statement[Any]:
-    """Count what :func:`requeue` would send back, with a sample."""
-    return lenient("requeue_preview", schema, namedtuple_row, **which.params())
-
-
-def requeue(schema: str, which: Ended, *, after: int, last: int, limit: int = 1000) -> Statement[Any]:
-    """Send one batch back, ids above *after* up to *last*."""
-    return named("requeue_jobs", schema, **which.params(), after=after, last=last, limit=limit)
 
 
 def cancel(
@@ -259,20 +219,39 @@ def cancel(
     kind: str | None = None,
     key: str | None = None,
     reason: str = "",
+    who: str | None = None,
+    act: int | None = None,
     after: int = 0,
     limit: int = 1000,
 ) -> Statement[Any]:
     """Cancel pending jobs and ask running ones to stop; a row a job, with the state that it was in.
+
+    *act* is the audit's row that counts it, None at first.
 
     Raises:
         InvalidOption: when nothing says which jobs are meant.
     """
     if ids is None and kind is None and key is None:
         raise InvalidOption("cancel: say which jobs, by ids, kind or key")
-    words = f"cancelled: {_said(reason, 'reason')}" if reason else "cancelled"
-    kind, key = _said(kind, "kind"), _said(key, "key")
+    words = f"cancelled: {said(reason, 'reason')}" if reason else "cancelled"
     chosen = None if ids is None else list(ids)
-    return named("cancel_jobs", schema, ids=chosen, kind=kind, key=key, reason=words, after=after, limit=limit)
+    which = {"ids": chosen, "kind": said(kind, "kind"), "key": said(key, "key")}
+    noted = {"filter": json.dumps({name: value for name, value in which.items() if value is not None}), "act": act}
+    signed = {"who": who, "why": reason or None}
+    return named("cancel_jobs", schema, **which, **noted, **signed, words=words, after=after, limit=limit)
+
+
+def cancelling(schema: str, **which: Any) -> Steps[dict[int, str]]:
+    """Cancel all that :func:`cancel` means, batch by batch; gives each job's state as it was found."""
+    found: dict[int, str] = {}
+    act = None
+    while True:
+        batch = cancel(schema, **which, act=act, after=max(found, default=0))
+        rows = yield batch
+        found |= {row.id: row.was for row in rows}
+        if len(rows) < batch.params["limit"]:  # type: ignore[index]
+            return found
+        act = rows[0].act
 
 
 def cancel_preview(
@@ -280,15 +259,7 @@ def cancel_preview(
 ) -> Statement[Any]:
     """Count what :func:`cancel` would cancel or ask to stop, with a sample."""
     chosen = None if ids is None else list(ids)
-    return named("cancel_preview", schema, ids=chosen, kind=_said(kind, "kind"), key=_said(key, "key"))
-
-
-def dead_groups(
-    schema: str, *, kind: str | None = None, since: datetime | None = None, limit: int = 50
-) -> Statement[Any]:
-    """Group dead jobs by kind and error."""
-    params = {"kind": _said(kind, "kind"), "since": _instant(since, "since"), "limit": limit}
-    return lenient("dead_groups", schema, namedtuple_row, **params)
+    return named("cancel_preview", schema, ids=chosen, kind=said(kind, "kind"), key=said(key, "key"))
 
 
 def counts(schema: str) -> Statement[Any]:
@@ -312,19 +283,30 @@ def _state(status: str | None) -> str | None:
     return status
 
 
-def _said(text: str | None, what: str) -> str | None:
+def said(text: str | None, what: str) -> str | None:
+    """Check a text to look for; None where none is given.
+
+    Raises:
+        InvalidOption: when it can't be in the tables.
+    """
     if text is not None and storable(text) != text:
         raise InvalidOption(f"{what} is {text!r:.80}: NUL and lone surrogates can't be stored, so there is none such")
     return text
 
 
-def _containing(text: str | None) -> str | None:
-    if (text := _said(text, "error")) is None:
+def containing(text: str | None) -> str | None:
+    """Give the pattern of what contains *text*, in any case."""
+    if (text := said(text, "error")) is None:
         return None
     return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
 
 
-def _instant(value: datetime | None, name: str) -> datetime | None:
+def instant(value: datetime | None, name: str) -> datetime | None:
+    """Check a time.
+
+    Raises:
+        InvalidOption: for one without a zone.
+    """
     if value is None:
         return None
     if not isinstance(value, datetime):

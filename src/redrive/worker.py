@@ -33,6 +33,7 @@ from redrive.pruner import Pruner
 from redrive.pulse import Pulse
 from redrive.reaper import Reaper
 from redrive.recorder import Recorder
+from redrive.requeuer import Requeuer
 from redrive.scheduler import Scheduler
 from redrive.scrape import Scrape
 from redrive.service import FOR_EVER, Database, Service, Turning
@@ -184,9 +185,12 @@ class Worker:
             in_flight=lambda: self.slots.in_flight,
             unwritten=lambda: self.writer.unwritten,
         )
+        self.requeuer = Requeuer(self.database, self._write)
+        self.requeuer.on_moved = self.producer.woken
         self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
         self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
         self.listener.on_word["kinds"] = self.producer.reconsider
+        self.listener.on_word["requeues"] = self.requeuer.wake
         self.listener.on_word["schedules"] = lambda: self._pulse.wake(self.scheduler)
         self.watch = Watch(self.database, self.slots, self.writer, self._give_up_on_database)
 
@@ -211,6 +215,7 @@ class Worker:
             self.writer,
             self.listener,
             self.pruner,
+            self.requeuer,
             self.recorder,
             self.scrape,
             self.watch,
@@ -227,6 +232,7 @@ class Worker:
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
         await asyncio.gather(*(turning[part].end() for part in (self.producer, self.pruner, self.recorder)))
+        await asyncio.gather(*(turning[part].end() for part in (self.producer, self.pruner, self.requeuer)))
         self.writer.hand_back(self.slots.take_unstarted())
         self.slots.tell_all()
         await _until(lambda: self.slots.empty or self._stop_asked > 1, self.settings.grace)
@@ -350,6 +356,7 @@ class Worker:
             self.listener,
             self.reaper,
             self.pruner,
+            self.requeuer,
             self.recorder,
             self.scrape,
             self.scheduler,

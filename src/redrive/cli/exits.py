@@ -83,7 +83,7 @@ def _trouble(error: Exception, schema: str) -> Trouble | None:
         return Unreachable(_line(error))
     if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.UnknownKind):
         return Misused(_line(error, ours=True))
-    if isinstance(error, errors.UnknownSchedule):
+    if isinstance(error, errors.UnknownSchedule | errors.UnknownGroup | errors.UnknownRequeue):
         return Trouble(_line(error, ours=True))
     if isinstance(error, errors.RedriveError):
         return Trouble(_line(error))

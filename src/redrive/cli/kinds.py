@@ -9,7 +9,7 @@ import click
 
 from redrive.cli import screen
 from redrive.cli.exits import PROBLEM
-from redrive.cli.options import as_json, database, examples, operator
+from redrive.cli.options import as_json, database, examples, operator, signed
 from redrive.cli.screen import Cell
 from redrive.cli.session import session
 from redrive.cli.times import When, after
@@ -82,12 +82,15 @@ def pause(
 )
 @click.argument("kind", required=False)
 @click.option("--all", "everything", is_flag=True, help="End the pause of all kinds.")
+@signed
 @database
-def resume(*, kind: str | None, everything: bool, database_url: str | None, schema: str | None) -> None:
+def resume(
+    *, kind: str | None, everything: bool, by: str, reason: str, database_url: str | None, schema: str | None
+) -> None:
     """Let jobs of KIND start again. Exit code 1 where it was not paused."""
     name = _one(kind, everything=everything)
     with session(database_url, schema) as now:
-        was = now.queue.kinds.resume(name, connection=now.conn)
+        was = now.queue.kinds.resume(name, by=by, reason=reason, connection=now.conn)
     called = "all kinds together" if everything else screen.clean(name)
     click.echo(f"{called} resumed" if was else f"{called}: not paused")
     if not was:
@@ -116,12 +119,15 @@ def resume(*, kind: str | None, everything: bool, database_url: str | None, sche
 @click.option("--lane-rate", type=Rate(), metavar="N/SPAN", help="As --rate, for each lane by itself.")
 @click.option("--lane-burst", type=click.IntRange(1), metavar="N", help="As --burst, for each lane by itself.")
 @click.option("--none", "unlimited", is_flag=True, help="Take all limits away.")
+@signed
 @as_json
 @database
 def limit(
     *,
     kind: str,
     unlimited: bool,
+    by: str,
+    reason: str,
     database_url: str | None,
     schema: str | None,
     as_json: bool,
@@ -135,7 +141,7 @@ def limit(
     if bool(given) == unlimited:
         raise click.UsageError("which limits? Give --running, --rate or their --lane- forms; or --none for no limit")
     with session(database_url, schema) as now:
-        row = now.queue.kinds.limit(kind, connection=now.conn, **given)
+        row = now.queue.kinds.limit(kind, by=by, reason=reason, connection=now.conn, **given)
     _tell(row, now.now, as_json=as_json)
 
 

@@ -82,6 +82,12 @@ def connected(database_url: str | None, schema: str | None) -> Queue:
     return queue
 
 
+def signed(command: F) -> F:
+    """Add the flags that say who does it, and why; both stand in the audit."""
+    by = click.option("--by", metavar="TEXT", default=operator, show_default="the user of the shell", help="Who.")
+    return by(click.option("--reason", default="", metavar="TEXT", help="Why; kept in the audit.")(command))
+
+
 def operator() -> str:
     """Name the user of the shell, for who did what; empty where the account has no name, as in containers."""
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
-from redrive.cli.options import as_json, database, examples, setting
+from redrive.cli.options import as_json, database, examples, setting, signed
 from redrive.cli.session import Session, session
 
 if TYPE_CHECKING:
@@ -31,10 +31,19 @@ STATES = ("succeeded", "failed", "dead")
 @setting("--failures", "How long the history of failures is kept (default: 90d).", variable="REDRIVE_RETAIN_FAILURES")
 @setting("--archive/--no-archive", "Move jobs to jobs_archive, or delete them (default: delete).")
 @click.option("--dry-run", is_flag=True, help="Count the jobs, and change nothing.")
+@signed
 @as_json
 @database
 def prune(
-    database_url: str | None, schema: str | None, *, archive: bool | None, dry_run: bool, as_json: bool, **keep: Any
+    database_url: str | None,
+    schema: str | None,
+    *,
+    archive: bool | None,
+    dry_run: bool,
+    by: str,
+    reason: str,
+    as_json: bool,
+    **keep: Any,
 ) -> None:
     """Remove finished jobs, and the history of failures, that are older than their retention.
 
@@ -43,13 +52,22 @@ def prune(
     """
     import asyncio
 
+    from redrive import audit
     from redrive.settings import load
 
     typed = {f"retain_{name}": value for name, value in keep.items()} | {"archive": archive}
     with session(database_url, schema) as now:
         given = {name: value for name, value in vars(load(typed)).items() if name in typed}
         settings = replace(now.queue.settings, **given)
-        count = _count(now, settings) if dry_run else asyncio.run(_prune(settings))
+        if dry_run:
+            count = _count(now, settings)
+        else:
+            # Begun before the first row goes, so that nothing is pruned unsaid; the number is known at the end.
+            keep = {name: getattr(settings, f"retain_{name}") for name in (*STATES, "failures")}
+            what = {"kept": keep, "archived": settings.archive}
+            [act] = now.ask(audit.begin(now.schema, "prune", what, by=by, reason=reason))
+            count = asyncio.run(_prune(settings))
+            now.ask(audit.count(now.schema, act.id, count))
     if as_json:
         screen.document({"jobs": count, "archived": settings.archive, "dry_run": dry_run})
         return

@@ -13,7 +13,7 @@ import click
 from redrive.cli import screen
 from redrive.cli.enqueue import read_payload
 from redrive.cli.exits import Trouble
-from redrive.cli.options import application, as_json, database, examples, operator
+from redrive.cli.options import application, as_json, database, examples, operator, signed
 from redrive.cli.screen import Cell
 from redrive.cli.session import Session, session
 from redrive.cli.target import load_queue
@@ -108,6 +108,7 @@ def list_(database_url: str | None, schema: str | None, *, as_json: bool) -> Non
 @click.option("--priority", type=click.IntRange(0, 9), help="0 runs first, 9 last (default: 5).")
 @click.option("--max-attempts", type=int, metavar="N", help="Tries before a job is dead (default: 5).")
 @click.option("--lane", metavar="TEXT", help="A lane within the kind, such as a tenant.")
+@signed
 @application
 @as_json
 @database
@@ -153,12 +154,13 @@ def add(
 
 @schedules.command(epilog=examples("redrive schedules remove nightly"))
 @click.argument("name")
+@signed
 @database
-def remove(*, name: str, database_url: str | None, schema: str | None) -> None:
+def remove(*, name: str, by: str, reason: str, database_url: str | None, schema: str | None) -> None:
     """Remove a schedule. Jobs that it has enqueued stay; what became of its slots is kept for a while."""
     with session(database_url, schema) as now:
         _demand_tables(now)
-        now.queue.schedules.remove(name, connection=now.conn)
+        now.queue.schedules.remove(name, by=by, reason=reason, connection=now.conn)
     click.echo(f"schedule {screen.clean(name)} removed")
 
 
@@ -180,25 +182,27 @@ def pause(
 
 @schedules.command(epilog=examples("redrive schedules resume nightly"))
 @click.argument("name")
+@signed
 @as_json
 @database
-def resume(*, name: str, database_url: str | None, schema: str | None, as_json: bool) -> None:
+def resume(*, name: str, by: str, reason: str, database_url: str | None, schema: str | None, as_json: bool) -> None:
     """Let a paused schedule go on from its next slot."""
     with session(database_url, schema) as now:
         _demand_tables(now)
-        row = now.queue.schedules.resume(name, connection=now.conn)
+        row = now.queue.schedules.resume(name, by=by, reason=reason, connection=now.conn)
     _tell(row, as_json=as_json)
 
 
 @schedules.command(epilog=examples("redrive schedules run nightly"))
 @click.argument("name")
+@signed
 @as_json
 @database
-def run(*, name: str, database_url: str | None, schema: str | None, as_json: bool) -> None:
+def run(*, name: str, by: str, reason: str, database_url: str | None, schema: str | None, as_json: bool) -> None:
     """Enqueue a schedule's job now, whatever its plan, overlap or pause say."""
     with session(database_url, schema) as now:
         _demand_tables(now)
-        made = now.queue.schedules.run(name, connection=now.conn)
+        made = now.queue.schedules.run(name, by=by, reason=reason, connection=now.conn)
     if as_json:
         screen.document({"id": made.id, "kind": made.kind, "created": made.created})
     else:

@@ -16,6 +16,10 @@ from redrive.cli.session import session
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from redrive.audit import Act
+    from redrive.cli.curtain import Curtain
+    from redrive.job import Job
+
 
 @click.command(
     short_help="Show one job and its history.",
@@ -37,16 +41,20 @@ def show(
     with session(database_url, schema) as now:
         found = now.ask(store.get(now.schema, job_id))
         history = [hide.failure(row) for row in now.ask(store.failures(now.schema, job_id))]
+        edits = [
+            row for row in now.queue.audit.list(job=job_id, limit=100, connection=now.conn) if row.before is not None
+        ]
     if not found and not history:
         raise Trouble(f"there is no job {job_id} in schema {now.schema}; `redrive jobs` lists those that there are")
     job = hide.job(found[0]) if found else None
     if as_json:
-        screen.document({"job": job, "failures": history})
+        screen.document({"job": job, "failures": history, "edits": [_edit(row, found, hide) for row in edits]})
         return
     if job is None:
         click.echo(f"job {job_id} ({screen.clean(history[-1]['kind'])}) is gone from the table; its failures are kept")
     else:
         _show_row(job, now.now)
+    _show_edits([_edit(row, found, hide) for row in edits], now.now)
     _show_history(history, now.now)
     _show_tracebacks(history if tracebacks else history[-1:], job)
 
@@ -86,6 +94,21 @@ def _facts(job: dict[str, Any], now: datetime) -> list[tuple[str, str]]:
         ("priority", str(job["priority"])),
         ("alone", "runs with nothing beside it: its worker died while it may have run" if job["alone"] else ""),
     ]
+
+
+def _edit(act: Act, found: list[Job], hide: Curtain) -> dict[str, Any]:
+    """Give one change of the payload, masked; of a job that is gone nobody knows whether all of it is secret."""
+    kind = found[0].kind if found else ""
+    payloads = {name: hide.data(kind, getattr(act, name)) for name in ("before", "after")}
+    return {"id": act.id, "at": act.at, "by": act.by, "reason": act.reason, **payloads}
+
+
+def _show_edits(edits: list[dict[str, Any]], now: datetime) -> None:
+    for edit in reversed(edits):
+        by = f" by {edit['by']}" if edit["by"] else ""
+        why = f": {edit['reason']}" if edit["reason"] else ""
+        screen.heading(screen.one_line(f"payload changed {screen.ago(edit['at'], now)}{by}{why}; before that"))
+        click.echo(screen.clean(json.dumps(edit["before"], indent=2, ensure_ascii=False, default=str)))
 
 
 def _show_history(history: list[dict[str, Any]], now: datetime) -> None:

@@ -52,6 +52,7 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 @setting("--retain-failures", "How long the history of failed attempts is kept, 0 for ever (default: 90d).")
 @setting("--retain-slots", "How long it is kept what became of a schedule's slots, 0 for ever (default: 7d).")
 @setting("--retain-stats", "How long it is kept what workers counted, for charts, 0 for ever (default: 30d).")
+@setting("--retain-audit", "How long it is kept who did what, 0 for ever (default: 365d).")
 @setting("--schedule-grace", "How long a schedule still runs that was removed from the code (default: 900).")
 @setting("--archive/--no-archive", "Move what outlived its retention to jobs_archive, or delete it (default: delete).")
 @setting("--metrics-port", "Answer /metrics and /health at this port, 0 for none (default: 0).", metavar="PORT")

@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from redrive.store import Ended
+from redrive.ended import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable

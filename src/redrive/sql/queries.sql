@@ -970,37 +970,65 @@ SELECT v.name, h.kind, r.slot, r.outcome, r.reason, r.job_id
 FROM moved v JOIN held h ON h.name = v.name LEFT JOIN recorded r ON r.schedule = v.name
 
 -- name: pause_kind
-INSERT INTO {kinds} AS k (kind, paused_at, paused_by, paused_reason, paused_until)
-SELECT %(kind)s::text, {clock}(), %(by)s::text, %(reason)s::text, %(until)s::timestamptz
-WHERE coalesce(%(until)s::timestamptz > {clock}(), true)
-ON CONFLICT (kind) DO UPDATE
-SET paused_at = EXCLUDED.paused_at, paused_by = EXCLUDED.paused_by, paused_reason = EXCLUDED.paused_reason,
-    paused_until = EXCLUDED.paused_until, updated_at = {clock}()
-RETURNING kind, paused_at, paused_by, paused_reason, paused_until, coalesce(paused_until > {clock}(), true) AS paused,
-          running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
-          (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+WITH done AS (
+    INSERT INTO {kinds} AS k (kind, paused_at, paused_by, paused_reason, paused_until)
+    SELECT %(kind)s::text, {clock}(), %(by)s::text, %(reason)s::text, %(until)s::timestamptz
+    WHERE coalesce(%(until)s::timestamptz > {clock}(), true)
+    ON CONFLICT (kind) DO UPDATE
+    SET paused_at = EXCLUDED.paused_at, paused_by = EXCLUDED.paused_by, paused_reason = EXCLUDED.paused_reason,
+        paused_until = EXCLUDED.paused_until, updated_at = {clock}()
+    RETURNING kind, paused_at, paused_by, paused_reason, paused_until, coalesce(paused_until > {clock}(), true) AS paused,
+              running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+              (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'pause', jsonb_strip_nulls(jsonb_build_object('kind', kind, 'until', paused_until)),
+           %(why)s::text, 1
+    FROM done
+)
+SELECT * FROM done
 
 -- name: resume_kind
-UPDATE {kinds} k
-SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL, updated_at = {clock}()
-WHERE kind = %(kind)s::text AND paused_at IS NOT NULL
-RETURNING kind, paused_at, paused_by, paused_reason, paused_until, false AS paused,
-          running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
-          (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+WITH done AS (
+    UPDATE {kinds} k
+    SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL, updated_at = {clock}()
+    WHERE kind = %(kind)s::text AND paused_at IS NOT NULL
+    RETURNING kind, paused_at, paused_by, paused_reason, paused_until, false AS paused,
+              running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+              (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'resume', jsonb_build_object('kind', kind), %(why)s::text, 1
+    FROM done
+)
+SELECT * FROM done
 
 -- name: limit_kind
 -- What is used up of a rate goes with the rate that it was reckoned by.
-INSERT INTO {kinds} AS k (kind, running_most, rate, burst, lane_running_most, lane_rate, lane_burst)
-VALUES (%(kind)s::text, %(running)s::int, %(rate)s::float8, %(burst)s::int, %(lane_running)s::int, %(lane_rate)s::float8,
-        %(lane_burst)s::int)
-ON CONFLICT (kind) DO UPDATE
-SET running_most = EXCLUDED.running_most, rate = EXCLUDED.rate, burst = EXCLUDED.burst,
-    lane_running_most = EXCLUDED.lane_running_most, lane_rate = EXCLUDED.lane_rate, lane_burst = EXCLUDED.lane_burst,
-    empty_at = CASE WHEN k.rate = EXCLUDED.rate THEN k.empty_at END, updated_at = {clock}()
-RETURNING kind, paused_at, paused_by, paused_reason, paused_until,
-          paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true) AS paused,
-          running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
-          (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+WITH was AS (
+    SELECT running_most, rate, burst, lane_running_most, lane_rate, lane_burst FROM {kinds} WHERE kind = %(kind)s::text
+), done AS (
+    INSERT INTO {kinds} AS k (kind, running_most, rate, burst, lane_running_most, lane_rate, lane_burst)
+    VALUES (%(kind)s::text, %(running)s::int, %(rate)s::float8, %(burst)s::int, %(lane_running)s::int, %(lane_rate)s::float8,
+            %(lane_burst)s::int)
+    ON CONFLICT (kind) DO UPDATE
+    SET running_most = EXCLUDED.running_most, rate = EXCLUDED.rate, burst = EXCLUDED.burst,
+        lane_running_most = EXCLUDED.lane_running_most, lane_rate = EXCLUDED.lane_rate, lane_burst = EXCLUDED.lane_burst,
+        empty_at = CASE WHEN k.rate = EXCLUDED.rate THEN k.empty_at END, updated_at = {clock}()
+    RETURNING kind, paused_at, paused_by, paused_reason, paused_until,
+              paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true) AS paused,
+              running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+              (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, before, after)
+    SELECT {clock}(), %(who)s::text, 'limit', jsonb_build_object('kind', kind), %(why)s::text, 1,
+           (SELECT jsonb_strip_nulls(to_jsonb(was)) FROM was),
+           jsonb_strip_nulls(jsonb_build_object(
+               'running_most', running_most, 'rate', rate, 'burst', burst, 'lane_running_most', lane_running_most,
+               'lane_rate', lane_rate, 'lane_burst', lane_burst))
+    FROM done
+)
+SELECT * FROM done
 
 -- name: list_kinds
 SELECT kind, paused_at, paused_by, paused_reason, paused_until,
@@ -1229,35 +1257,67 @@ SELECT kind, count(*) AS jobs, (SELECT seconds FROM span) AS seconds FROM recent
 -- name: add_schedule
 -- No row in the answer: the name is that of a schedule of the code. What isn't changed keeps its next slot (a trigger sees
 -- to the rest), so that it can be said at every start of an application.
-INSERT INTO {schedules} AS s (name, kind, payload, cron, every, at, timezone, anchor, priority, max_attempts, lane, missed,
-                              missed_most, missed_age, overlap, next_run_at)
-VALUES (%(name)s, %(kind)s, %(payload)s::text::jsonb, %(cron)s, %(every)s::interval, %(at)s::timestamptz, %(timezone)s,
-        %(anchor)s::timestamptz, %(priority)s, %(max_attempts)s, %(lane)s, %(missed)s, %(most)s, %(age)s::interval,
-        %(overlap)s, %(next)s::timestamptz)
-ON CONFLICT (name) DO UPDATE
-SET kind = excluded.kind, payload = excluded.payload, cron = excluded.cron, every = excluded.every, at = excluded.at,
-    timezone = excluded.timezone, anchor = CASE WHEN %(anchored)s THEN excluded.anchor ELSE s.anchor END,
-    priority = excluded.priority, max_attempts = excluded.max_attempts, lane = excluded.lane, missed = excluded.missed,
-    missed_most = excluded.missed_most, missed_age = excluded.missed_age, overlap = excluded.overlap,
-    updated_at = CASE WHEN (s.kind, s.payload, s.priority, s.max_attempts, s.lane, s.missed, s.missed_most, s.missed_age, s.overlap)
-                           IS DISTINCT FROM (excluded.kind, excluded.payload, excluded.priority, excluded.max_attempts,
-                            excluded.lane, excluded.missed, excluded.missed_most, excluded.missed_age, excluded.overlap)
-                      THEN {clock}() ELSE s.updated_at END
-WHERE s.owner = 'operator'
-RETURNING name
+WITH was AS (
+    SELECT jsonb_strip_nulls(to_jsonb(s)) - ARRAY['revision', 'updated_at', 'next_run_at'] AS row
+    FROM {schedules} s WHERE name = %(name)s
+), done AS (
+    INSERT INTO {schedules} AS s (name, kind, payload, cron, every, at, timezone, anchor, priority, max_attempts, lane, missed,
+                                  missed_most, missed_age, overlap, next_run_at)
+    VALUES (%(name)s, %(kind)s, %(payload)s::text::jsonb, %(cron)s, %(every)s::interval, %(at)s::timestamptz, %(timezone)s,
+            %(anchor)s::timestamptz, %(priority)s, %(max_attempts)s, %(lane)s, %(missed)s, %(most)s, %(age)s::interval,
+            %(overlap)s, %(next)s::timestamptz)
+    ON CONFLICT (name) DO UPDATE
+    SET kind = excluded.kind, payload = excluded.payload, cron = excluded.cron, every = excluded.every, at = excluded.at,
+        timezone = excluded.timezone, anchor = CASE WHEN %(anchored)s THEN excluded.anchor ELSE s.anchor END,
+        priority = excluded.priority, max_attempts = excluded.max_attempts, lane = excluded.lane, missed = excluded.missed,
+        missed_most = excluded.missed_most, missed_age = excluded.missed_age, overlap = excluded.overlap,
+        updated_at = CASE WHEN (s.kind, s.payload, s.priority, s.max_attempts, s.lane, s.missed, s.missed_most, s.missed_age, s.overlap)
+                               IS DISTINCT FROM (excluded.kind, excluded.payload, excluded.priority, excluded.max_attempts,
+                                excluded.lane, excluded.missed, excluded.missed_most, excluded.missed_age, excluded.overlap)
+                          THEN {clock}() ELSE s.updated_at END
+    WHERE s.owner = 'operator'
+    RETURNING name, jsonb_strip_nulls(to_jsonb(s)) - ARRAY['revision', 'updated_at', 'next_run_at'] AS row
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, before, after)
+    SELECT {clock}(), %(who)s::text, 'schedule add', jsonb_build_object('schedule', name), %(why)s::text, 1,
+           (SELECT row FROM was), row
+    FROM done
+    WHERE row IS DISTINCT FROM (SELECT row FROM was) -- said again at every start of an application
+)
+SELECT name FROM done
 
 -- name: remove_schedule
 -- One of the code's would come back with the next worker that starts, unless none has it any more.
-DELETE FROM {schedules} WHERE name = %(name)s AND (owner = 'operator' OR disabled_at IS NOT NULL) RETURNING name
+WITH done AS (
+    DELETE FROM {schedules} s WHERE name = %(name)s AND (owner = 'operator' OR disabled_at IS NOT NULL)
+    RETURNING name, jsonb_strip_nulls(to_jsonb(s)) AS row
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, before)
+    SELECT {clock}(), %(who)s::text, 'schedule remove', jsonb_build_object('schedule', name), %(why)s::text, 1, row
+    FROM done
+)
+SELECT name FROM done
 
 -- name: pause_schedule
-UPDATE {schedules}
-SET paused_at = coalesce(paused_at, {clock}()), paused_by = %(by)s, paused_reason = %(reason)s
-WHERE name = %(name)s
-RETURNING name
+WITH done AS (
+    UPDATE {schedules}
+    SET paused_at = coalesce(paused_at, {clock}()), paused_by = %(by)s, paused_reason = %(reason)s
+    WHERE name = %(name)s
+    RETURNING name
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'schedule pause', jsonb_build_object('schedule', name), %(why)s::text, 1 FROM done
+)
+SELECT name FROM done
 
 -- name: resume_schedule
-UPDATE {schedules} SET paused_at = NULL, paused_by = NULL, paused_reason = NULL WHERE name = %(name)s RETURNING name
+WITH done AS (
+    UPDATE {schedules} SET paused_at = NULL, paused_by = NULL, paused_reason = NULL WHERE name = %(name)s RETURNING name
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'schedule resume', jsonb_build_object('schedule', name), %(why)s::text, 1 FROM done
+)
+SELECT name FROM done
 
 -- name: run_schedule
 -- Now, whatever its plan, its overlap and its pause say; the run counts as its last.
@@ -1274,6 +1334,10 @@ WITH chosen AS MATERIALIZED (
 ), moved AS (
     UPDATE {schedules} SET last_run_at = {clock}(), last_job_id = (SELECT id FROM made)
     WHERE name = %(name)s AND EXISTS (SELECT FROM made)
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, job_id)
+    SELECT {clock}(), %(who)s::text, 'schedule run', jsonb_build_object('schedule', %(name)s::text), %(why)s::text, 1, id
+    FROM made
 )
 SELECT id, kind, true AS created FROM made
 
@@ -1329,60 +1393,6 @@ SELECT kind, status, count(*) AS jobs, count(*) FILTER (WHERE status = 'pending'
                                   FILTER (WHERE status = 'pending' AND run_at <= {clock}()))::float8 AS oldest_due
 FROM {jobs} GROUP BY kind, status ORDER BY kind, status
 
--- name: dead_groups
--- Dead jobs by kind and error. A `failed` that gives none of our reasons was written by a stranger and counts as dead.
-SELECT kind, error, count(*) AS jobs, min(updated_at) AS first, max(updated_at) AS last,
-       (array_agg(id ORDER BY id DESC))[1:3] AS sample
-FROM (
-    SELECT id, kind, updated_at,
-           coalesce(nullif(substring(rtrim(last_error, E'\n ') FROM '([^\n]*)$'), ''), '(no error text)') AS error
-    FROM {jobs}
-    WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-      AND status IN ('failed', 'dead')
-      AND (%(kind)s::text IS NULL OR kind = %(kind)s)
-      AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
-) ended
-GROUP BY kind, error
-ORDER BY jobs DESC, kind, error
-LIMIT %(limit)s
-
--- name: requeue_preview
--- A `failed` without one of our reasons counts as dead, as in dead_groups.
-SELECT count(*) AS jobs, min(updated_at) AS first, max(updated_at) AS last, (array_agg(id ORDER BY id))[1:10] AS sample,
-       coalesce(max(id), 0) AS last_id
-FROM {jobs}
-WHERE status IN ('failed', 'dead') AND (status = ANY(%(statuses)s::text[]) OR 'dead' = ANY(%(statuses)s::text[])
-       AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-  AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
-  AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
-  AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
-  AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s)
-
--- name: requeue_jobs
--- Send a batch back with a fresh budget. The state is tested again under the lock, so two operators at once move each
--- job once; the history stays in failures.
-WITH chosen AS MATERIALIZED (
-    SELECT id FROM {jobs}
-    WHERE status IN ('failed', 'dead') AND (status = ANY(%(statuses)s::text[]) OR 'dead' = ANY(%(statuses)s::text[])
-       AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-      AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
-      AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
-      AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
-      AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s)
-      AND id > %(after)s AND id <= %(last)s
-    ORDER BY id
-    LIMIT %(limit)s
-    FOR UPDATE SKIP LOCKED
-), sent AS (
-    UPDATE {jobs}
-    SET status = 'pending', attempts = 0, crashes = 0, alone = false, run_at = {clock}(), last_error = NULL, progress = NULL,
-        key = NULL, expires_at = NULL, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, fingerprint = NULL,
-        updated_at = {clock}()
-    WHERE id = ANY(ARRAY(SELECT id FROM chosen))
-    RETURNING id
-)
-SELECT id FROM sent ORDER BY id
-
 -- name: wake
 SELECT {wake}()
 
@@ -1396,16 +1406,25 @@ WITH chosen AS MATERIALIZED (
     ORDER BY id
     LIMIT %(limit)s
     FOR UPDATE
+), cancelled AS (
+    UPDATE {jobs} AS j
+    SET status = CASE WHEN j.status = 'pending' THEN 'failed' ELSE j.status END,
+        last_error = CASE WHEN j.status = 'pending' THEN %(words)s ELSE j.last_error END,
+        key = CASE WHEN j.status = 'pending' THEN NULL ELSE j.key END,
+        alone = j.alone AND j.status <> 'pending',
+        cancel_requested_at = {clock}(), updated_at = {clock}()
+    FROM chosen c
+    WHERE j.id = c.id
+    RETURNING j.id, c.status AS was
+), opened AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'cancel', %(filter)s::text::jsonb, %(why)s::text, (SELECT count(*) FROM cancelled)
+    WHERE %(act)s::bigint IS NULL
+    RETURNING id
+), counted AS (
+    UPDATE {audit} SET moved = moved + (SELECT count(*) FROM cancelled) WHERE id = %(act)s RETURNING id
 )
-UPDATE {jobs} AS j
-SET status = CASE WHEN j.status = 'pending' THEN 'failed' ELSE j.status END,
-    last_error = CASE WHEN j.status = 'pending' THEN %(reason)s ELSE j.last_error END,
-    key = CASE WHEN j.status = 'pending' THEN NULL ELSE j.key END,
-    alone = j.alone AND j.status <> 'pending',
-    cancel_requested_at = {clock}(), updated_at = {clock}()
-FROM chosen c
-WHERE j.id = c.id
-RETURNING j.id, c.status AS was
+SELECT c.id, c.was, coalesce((SELECT id FROM opened), (SELECT id FROM counted)) AS act FROM cancelled c
 
 -- name: cancel_preview
 SELECT count(*) FILTER (WHERE status = 'pending') AS pending, count(*) FILTER (WHERE status = 'running') AS running,
@@ -1672,6 +1691,379 @@ ORDER BY id DESC LIMIT %(limit)s
 -- name: desk_at
 -- When the first job from this id on was enqueued.
 SELECT created_at FROM {jobs} WHERE id >= %(id)s::bigint ORDER BY id LIMIT 1
+------------------------------------------------------------------------------------------------ what needs a human, and sending it back
+
+-- name: failure_groups
+-- The groups with dead jobs, or with jobs that failed and will be tried again; or the :group of :kind alone. Both indexes are
+-- walked group by group (a loose index scan), and each count ends at :cap, so that the answer takes as long for a million dead
+-- as for ten thousand. What history knows is asked of the groups on the page alone, within its index.
+WITH RECURSIVE dying AS (
+    (SELECT kind, {failure_group}(fingerprint, locked_by, last_error) AS grp FROM {jobs}
+     WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+       AND %(group)s::text IS NULL AND kind >= coalesce(%(kind)s::text, '')
+     ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error) LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.grp
+    FROM dying l
+    CROSS JOIN LATERAL (
+        SELECT kind, {failure_group}(fingerprint, locked_by, last_error) AS grp FROM {jobs}
+        WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+          AND (kind, {failure_group}(fingerprint, locked_by, last_error)) > (l.kind, l.grp)
+        ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error) LIMIT 1
+    ) n
+    WHERE l.kind = coalesce(%(kind)s::text, l.kind)
+), failing AS (
+    (SELECT kind, fingerprint AS grp FROM {jobs}
+     WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending'
+       AND %(group)s::text IS NULL AND kind >= coalesce(%(kind)s::text, '')
+     ORDER BY kind, fingerprint LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.grp
+    FROM failing l
+    CROSS JOIN LATERAL (
+        SELECT kind, fingerprint AS grp FROM {jobs}
+        WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending' AND (kind, fingerprint) > (l.kind, l.grp)
+        ORDER BY kind, fingerprint LIMIT 1
+    ) n
+    WHERE l.kind = coalesce(%(kind)s::text, l.kind)
+), each AS MATERIALIZED (
+    SELECT kind, grp
+    FROM ((SELECT * FROM dying LIMIT %(groups)s) UNION (SELECT * FROM failing LIMIT %(groups)s)
+          UNION SELECT %(kind)s, %(group)s WHERE %(group)s IS NOT NULL) g
+    WHERE kind = coalesce(%(kind)s, kind) AND starts_with(grp, %(prefix)s::text)
+), page AS MATERIALIZED (
+    SELECT g.kind, g.grp, d.dead, r.retrying, d.first, d.last, d.sample
+    FROM each g
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS dead, min(updated_at) AS first, max(updated_at) AS last,
+               (array_agg(id ORDER BY id DESC))[1:3] AS sample
+        FROM (
+            SELECT id, updated_at FROM {jobs}
+            WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+              AND kind = g.kind AND {failure_group}(fingerprint, locked_by, last_error) = g.grp
+              AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+            ORDER BY id DESC
+            LIMIT %(cap)s + 1
+        ) x
+    ) d
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS retrying FROM (
+            SELECT FROM {jobs}
+            WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending'
+              AND kind = g.kind AND fingerprint = g.grp
+              AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+            LIMIT %(cap)s + 1
+        ) x
+    ) r
+    WHERE d.dead > 0 OR %(retrying)s AND r.retrying > 0
+    ORDER BY d.dead DESC, r.retrying DESC, g.kind, g.grp
+    LIMIT %(limit)s
+)
+SELECT p.kind, p.grp AS key, p.dead, p.retrying, f.failures, least(b.first, p.first) AS first,
+       greatest(f.last, p.last) AS last, f.last_hour, f.day_before, coalesce(f.versions, '{{}}') AS versions,
+       coalesce(p.sample, '{{}}') AS sample,
+       coalesce(p.sample[1], w.job_id) AS newest_id, w.error_type, w.message, {clock}() AS now, %(cap)s::int AS cap, %(history)s::int AS history,
+       CASE WHEN w.error_type IS NULL THEN (SELECT last_error FROM {jobs} j WHERE j.id = p.sample[1]) END AS last_error
+FROM page p
+CROSS JOIN LATERAL (
+    SELECT count(*) AS failures, max(failed_at) AS last,
+           count(*) FILTER (WHERE failed_at > {clock}() - interval '1 hour') AS last_hour,
+           count(*) FILTER (WHERE failed_at <= {clock}() - interval '1 hour' AND failed_at > {clock}() - interval '25 hours')
+               AS day_before,
+           array_agg(DISTINCT version) FILTER (WHERE version IS NOT NULL) AS versions
+    FROM (
+        SELECT failed_at, version FROM {failures}
+        WHERE fingerprint IS NOT NULL AND kind = p.kind AND fingerprint = p.grp
+        ORDER BY failed_at DESC
+        LIMIT %(history)s + 1
+    ) x
+) f
+LEFT JOIN LATERAL (
+    SELECT failed_at AS first FROM {failures}
+    WHERE fingerprint IS NOT NULL AND kind = p.kind AND fingerprint = p.grp
+    ORDER BY failed_at
+    LIMIT 1
+) b ON true
+LEFT JOIN LATERAL (
+    SELECT job_id, error_type, left(message, 2000) AS message FROM {failures}
+    WHERE fingerprint IS NOT NULL AND kind = p.kind AND fingerprint = p.grp
+    ORDER BY failed_at DESC
+    LIMIT 1
+) w ON true
+ORDER BY p.dead DESC, p.retrying DESC, p.kind, p.grp
+
+-- name: last_failure_of_group
+SELECT * FROM {failures}
+WHERE fingerprint IS NOT NULL AND kind = %(kind)s AND fingerprint = %(group)s
+ORDER BY failed_at DESC
+LIMIT 1
+
+-- name: dead_of_group
+-- Newest first, a page before a known id.
+SELECT * FROM {jobs}
+WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+  AND kind = %(kind)s AND {failure_group}(fingerprint, locked_by, last_error) = %(group)s
+  AND id < coalesce(%(before)s::bigint, 9223372036854775807)
+ORDER BY id DESC
+LIMIT %(limit)s
+
+-- name: requeue_preview
+-- A `failed` without one of our reasons counts as dead, as everywhere here. Counted up to :most, all where that is NULL.
+SELECT count(*) AS jobs, min(updated_at) AS first, max(updated_at) AS last, (array_agg(id ORDER BY id))[1:10] AS sample,
+       coalesce(max(id), 0) AS last_id, {clock}() AS now
+FROM (
+    SELECT id, updated_at FROM {jobs}
+    WHERE status IN ('failed', 'dead')
+      AND (status = ANY(%(statuses)s::text[])
+           OR 'dead' = ANY(%(statuses)s::text[]) AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+      AND (%(group)s::text IS NULL OR {failure_group}(fingerprint, locked_by, last_error) = %(group)s
+           AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')))
+      AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+      AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
+      AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+      AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s)
+      AND (%(payload)s::text IS NULL OR NOT EXISTS (
+          SELECT FROM jsonb_array_elements(%(payload)s::jsonb) c
+          WHERE payload #>> ARRAY(SELECT jsonb_array_elements_text(c -> 'path')) IS DISTINCT FROM c ->> 'value'
+      ))
+    LIMIT %(most)s
+) meant
+
+-- name: requeue_jobs
+-- Send a batch back with a fresh budget; the history stays in failures. One engine for sending back at once and over time.
+--
+-- * `pace` says how many may go now: :limit, or what the rate of the row of requeues has open (a bucket of tokens that
+--   holds no more than some seconds', so that a time in which no worker lived is not made up for in one go). Who gets
+--   that row's lock and finds it where he saw it (:after, :seen) advances it, and everyone else does nothing.
+-- * `reach` is the next :window of jobs that could be meant, in id order along an index of its own for each way to say
+--   which, so that a filter that few match costs many small statements instead of a long one. Only the branch that is
+--   asked for runs.
+-- * The state is tested again under the lock, so two operators at once move each job once. A row that somebody has locked
+--   is passed over.
+-- * With a rate they are due one after another.
+WITH pace AS MATERIALIZED (
+    SELECT NULL::bigint AS id, %(limit)s::int AS quota, NULL::float8 AS rate, NULL::timestamptz AS base
+    WHERE %(requeue)s::bigint IS NULL
+    UNION ALL
+    SELECT id, least(%(limit)s::int, CASE WHEN rate IS NULL THEN %(limit)s::int
+                     ELSE floor(least(1e6, extract(epoch FROM {clock}() - base)::float8 * rate + 1e-6)) END)::int, rate, base
+    FROM (
+        SELECT id, rate, greatest(coalesce(advanced_at, '-infinity'), {clock}() - make_interval(
+                   secs => CASE WHEN advanced_at IS NULL THEN 1 / rate ELSE greatest(%(burst)s::float8, 1 / rate) END)) AS base
+        FROM {requeues}
+        WHERE id = %(requeue)s AND after_id = %(after)s AND status = %(seen)s::text
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) mine
+), reach AS MATERIALIZED (
+    SELECT id FROM (
+        (SELECT id FROM {jobs}
+         WHERE %(group)s::text IS NULL AND %(ids)s::bigint[] IS NULL AND 'dead' = ANY(%(statuses)s::text[])
+           AND (SELECT quota FROM pace) > 0 AND status = 'dead' AND id > %(after)s AND id <= %(last)s
+         ORDER BY id LIMIT %(window)s)
+        UNION
+        (SELECT id FROM {jobs}
+         WHERE %(group)s::text IS NULL AND %(ids)s::bigint[] IS NULL AND 'dead' = ANY(%(statuses)s::text[])
+           AND (SELECT quota FROM pace) > 0
+           AND status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')
+           AND id > %(after)s AND id <= %(last)s
+         ORDER BY id LIMIT %(window)s)
+        UNION
+        (SELECT id FROM {jobs}
+         WHERE %(group)s::text IS NULL AND %(ids)s::bigint[] IS NULL AND 'failed' = ANY(%(statuses)s::text[])
+           AND (SELECT quota FROM pace) > 0 AND status = 'failed' AND id > %(after)s AND id <= %(last)s
+         ORDER BY id LIMIT %(window)s)
+        UNION
+        (SELECT id FROM {jobs}
+         WHERE %(group)s::text IS NOT NULL AND (SELECT quota FROM pace) > 0
+           AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+           AND kind = %(kind)s AND {failure_group}(fingerprint, locked_by, last_error) = %(group)s
+           AND id > %(after)s AND id <= %(last)s
+         ORDER BY id LIMIT %(window)s)
+        UNION
+        (SELECT id FROM {jobs}
+         WHERE %(ids)s::bigint[] IS NOT NULL AND %(group)s::text IS NULL AND (SELECT quota FROM pace) > 0
+           AND id = ANY(%(ids)s::bigint[]) AND id > %(after)s AND id <= %(last)s
+         ORDER BY id LIMIT %(window)s)
+    ) next
+    ORDER BY id LIMIT %(window)s
+), chosen AS MATERIALIZED (
+    SELECT id FROM {jobs}
+    WHERE id = ANY(ARRAY(SELECT id FROM reach)) AND status || '' IN ('failed', 'dead')
+      AND (status = ANY(%(statuses)s::text[])
+           OR 'dead' = ANY(%(statuses)s::text[]) AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+      AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+      AND (%(group)s::text IS NULL OR {failure_group}(fingerprint, locked_by, last_error) = %(group)s)
+      AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
+      AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+      AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s)
+      AND (%(payload)s::text IS NULL OR NOT EXISTS (
+          SELECT FROM jsonb_array_elements(%(payload)s::jsonb) c
+          WHERE payload #>> ARRAY(SELECT jsonb_array_elements_text(c -> 'path')) IS DISTINCT FROM c ->> 'value'
+      ))
+    ORDER BY id
+    LIMIT coalesce((SELECT quota FROM pace), 0)
+    FOR UPDATE SKIP LOCKED
+), turns AS (
+    SELECT id, row_number() OVER (ORDER BY id) AS turn FROM chosen
+), sent AS (
+    UPDATE {jobs} AS j
+    SET status = 'pending', attempts = 0, crashes = 0, alone = false, last_error = NULL, progress = NULL,
+        run_at = {clock}() + make_interval(secs => coalesce((t.turn - 1) / (SELECT rate FROM pace), 0)),
+        key = NULL, expires_at = NULL, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, fingerprint = NULL,
+        updated_at = {clock}()
+    FROM turns t
+    WHERE j.id = t.id AND j.id = ANY(ARRAY(SELECT id FROM chosen))
+    RETURNING j.id
+), done AS (
+    SELECT (SELECT count(*) FROM sent) AS moved, (SELECT count(*) FROM reach) AS reached,
+           (SELECT count(*) FROM chosen) >= p.quota AS full_batch,
+           CASE WHEN p.quota <= 0 THEN %(after)s
+                WHEN (SELECT count(*) FROM chosen) >= p.quota THEN (SELECT max(id) FROM chosen)
+                ELSE coalesce((SELECT max(id) FROM reach), %(after)s) END AS after_id,
+           p.id, p.base, p.rate, p.quota
+    FROM pace p
+), advanced AS (
+    UPDATE {requeues} AS r
+    SET moved = r.moved + d.moved, after_id = d.after_id,
+        status = CASE WHEN r.status <> 'waiting' THEN r.status WHEN r.canary AND d.moved > 0 THEN 'canary'
+                      WHEN r.canary THEN 'waiting' ELSE 'running' END,
+        canary_id = CASE WHEN r.status = 'waiting' AND r.canary THEN (SELECT max(id) FROM sent) ELSE r.canary_id END,
+        canary_at = CASE WHEN r.status = 'waiting' AND r.canary AND d.moved > 0 THEN {clock}() ELSE r.canary_at END,
+        advanced_at = CASE WHEN r.rate IS NULL THEN {clock}() ELSE d.base + make_interval(secs => d.moved / r.rate) END
+    FROM done d
+    WHERE r.id = d.id AND r.id = %(requeue)s
+    RETURNING r.status
+), opened AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'requeue', %(filter)s::text::jsonb, %(why)s::text, moved FROM done
+    WHERE id IS NULL AND %(audit)s::bigint IS NULL
+    RETURNING id
+), counted AS (
+    UPDATE {audit} AS a SET moved = a.moved + d.moved FROM done d
+    WHERE d.id IS NULL AND a.id = %(audit)s
+    RETURNING a.id
+)
+SELECT ARRAY(SELECT id FROM sent ORDER BY id) AS ids, d.after_id, (d.full_batch OR d.reached >= %(window)s) AS more,
+       d.quota, coalesce((SELECT id FROM opened), (SELECT id FROM counted)) AS audit, (SELECT status FROM advanced) AS status
+FROM done d
+
+-- name: start_requeue
+WITH made AS (
+    INSERT INTO {requeues} (filter, rate, canary, by, reason, matched, started_at)
+    VALUES (%(filter)s::text::jsonb, %(rate)s::float8, %(canary)s, %(who)s::text, %(why)s::text, %(matched)s,
+            %(started_at)s::timestamptz)
+    RETURNING *
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, requeue_id, after)
+    SELECT {clock}(), by, 'requeue started', filter, reason, id,
+           jsonb_build_object('matched', matched, 'rate', rate, 'canary', canary)
+    FROM made
+)
+SELECT * FROM made
+
+-- name: list_requeues
+SELECT * FROM {requeues}
+WHERE (%(id)s::bigint IS NULL OR id = %(id)s) AND (NOT %(active)s OR status IN ('waiting', 'canary', 'running'))
+ORDER BY id DESC
+LIMIT %(limit)s
+
+-- name: active_requeues
+-- What workers have to advance, each with what has become of its canary.
+SELECT r.*, j.id IS NOT NULL AS canary_found, j.status AS canary_status, j.last_error AS canary_error,
+       j.last_error IS NOT NULL AND j.attempts > CASE j.status WHEN 'running' THEN 1 ELSE 0 END AS canary_failed
+FROM {requeues} r
+LEFT JOIN LATERAL (
+    SELECT id, status, attempts, last_error FROM {jobs} WHERE id = r.canary_id
+    UNION ALL
+    SELECT id, status, attempts, last_error FROM {archive} WHERE id = r.canary_id
+    LIMIT 1
+) j ON true
+WHERE r.status IN ('waiting', 'canary', 'running')
+ORDER BY r.id
+
+-- name: turn_requeue
+-- From one state to the next, where it is still as it was seen: the canary came through, or the end was reached for the
+-- first time.
+UPDATE {requeues} SET status = %(status)s, rounds = %(rounds)s, after_id = %(after)s, advanced_at = {clock}()
+WHERE id = ANY(ARRAY(
+    SELECT id FROM {requeues} WHERE id = %(id)s AND status = %(seen)s AND after_id = %(seen_after)s
+    FOR NO KEY UPDATE SKIP LOCKED
+))
+RETURNING id
+
+-- name: end_requeue
+-- Done, stopped or failed, with its row in audit. What was skipped is known only of one that came to its end.
+WITH ended AS (
+    UPDATE {requeues}
+    SET status = %(status)s, why = %(why)s::text, ended_at = {clock}(), matched = coalesce(matched, moved),
+        skipped = CASE WHEN %(status)s = 'done' THEN greatest(coalesce(matched, moved) - moved, 0) ELSE 0 END
+    WHERE id = ANY(ARRAY(
+        SELECT id FROM {requeues}
+        WHERE id = %(id)s AND status IN ('waiting', 'canary', 'running') AND (%(seen)s::text IS NULL OR status = %(seen)s)
+        FOR NO KEY UPDATE
+    ))
+    RETURNING *
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, skipped, requeue_id)
+    SELECT {clock}(), coalesce(%(by)s::text, by), 'requeue ' || status, filter, coalesce(why, reason), moved, skipped, id
+    FROM ended
+)
+SELECT * FROM ended
+
+-- name: edit_payload
+-- A dead (or failed) job's, before it is sent back; what it was stands in audit.
+WITH held AS MATERIALIZED (
+    SELECT id, kind, payload FROM {jobs} WHERE id = %(id)s AND status || '' IN ('failed', 'dead') FOR UPDATE
+), edited AS (
+    UPDATE {jobs} AS j
+    SET payload = %(payload)s::text::jsonb,
+        status = CASE WHEN %(send)s THEN 'pending' ELSE j.status END,
+        attempts = CASE WHEN %(send)s THEN 0 ELSE j.attempts END,
+        run_at = CASE WHEN %(send)s THEN {clock}() ELSE j.run_at END,
+        last_error = CASE WHEN %(send)s THEN NULL ELSE j.last_error END,
+        fingerprint = CASE WHEN %(send)s THEN NULL ELSE j.fingerprint END,
+        progress = CASE WHEN %(send)s THEN NULL ELSE j.progress END,
+        cancel_requested_at = CASE WHEN %(send)s THEN NULL ELSE j.cancel_requested_at END,
+        locked_by = CASE WHEN %(send)s THEN NULL ELSE j.locked_by END,
+        locked_at = CASE WHEN %(send)s THEN NULL ELSE j.locked_at END,
+        crashes = 0, alone = false, key = NULL, expires_at = NULL, updated_at = {clock}()
+    FROM held h
+    WHERE j.id = h.id AND j.id = %(id)s
+    RETURNING j.id
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, job_id, before, after)
+    SELECT {clock}(), %(who)s::text, CASE WHEN %(send)s THEN 'edit and requeue' ELSE 'edit' END,
+           jsonb_build_object('kind', kind, 'ids', jsonb_build_array(id)), %(why)s::text, 1, id, payload, %(payload)s::text::jsonb
+    FROM held
+)
+SELECT id FROM edited
+
+-- name: list_audit
+-- Newest first, a page before a known id.
+SELECT * FROM {audit}
+WHERE (%(job)s::bigint IS NULL OR job_id = %(job)s) AND (%(requeue)s::bigint IS NULL OR requeue_id = %(requeue)s)
+  AND (%(action)s::text IS NULL OR action = %(action)s) AND (%(by)s::text IS NULL OR by = %(by)s)
+  AND (%(before)s::bigint IS NULL OR id < %(before)s)
+ORDER BY id DESC
+LIMIT %(limit)s
+
+-- name: write_audit
+-- For what is done in several statements: begun with one, brought up to date by the others.
+INSERT INTO {audit} (at, by, action, filter, reason, moved)
+VALUES ({clock}(), %(who)s::text, %(action)s::text, %(filter)s::text::jsonb, %(why)s::text, %(moved)s)
+RETURNING id
+
+-- name: count_audit
+UPDATE {audit} SET moved = %(moved)s WHERE id = %(id)s
+
+-- name: prune_audit
+DELETE FROM {audit} WHERE id = ANY(ARRAY(
+    SELECT id FROM (SELECT id, at FROM {audit} ORDER BY id LIMIT %(window)s) oldest
+    WHERE at < {clock}() - make_interval(secs => %(keep)s::float8)))
+RETURNING id
+
+-- name: prune_requeues
+DELETE FROM {requeues} WHERE ended_at < {clock}() - make_interval(secs => %(keep)s::float8)
 
 
 ------------------------------------------------------------------------------------------------ the schema itself

@@ -460,6 +460,7 @@ CREATE TABLE redrive.requeues (
     canary_id bigint,
     canary_at timestamp with time zone,
     after_id bigint DEFAULT '-9223372036854775808'::bigint NOT NULL,
+    rounds integer DEFAULT 0 NOT NULL,
     started_at timestamp with time zone DEFAULT now() NOT NULL,
     advanced_at timestamp with time zone,
     ended_at timestamp with time zone,
@@ -480,6 +481,8 @@ COMMENT ON COLUMN redrive.requeues.why IS 'why it was stopped or failed';
 COMMENT ON COLUMN redrive.requeues.matched IS 'how many there were at started_at; NULL until somebody has counted them';
 
 COMMENT ON COLUMN redrive.requeues.after_id IS 'jobs up to this one have had their turn';
+
+COMMENT ON COLUMN redrive.requeues.rounds IS 'how often it has come to the end: the second round is for jobs that somebody had locked';
 
 COMMENT ON COLUMN redrive.requeues.advanced_at IS 'up to when the rate is used up';
 
@@ -754,6 +757,8 @@ CREATE UNIQUE INDEX jobs_key_idx ON redrive.jobs USING btree (key) WHERE ((key I
 CREATE INDEX jobs_retrying_idx ON redrive.jobs USING btree (kind, fingerprint, id) WHERE ((fingerprint IS NOT NULL) AND (attempts > 0) AND (((status)::text || ''::text) = 'pending'::text));
 
 CREATE INDEX jobs_running_idx ON redrive.jobs USING btree (locked_by, id) WHERE ((status)::text = 'running'::text);
+
+CREATE INDEX jobs_unexplained_idx ON redrive.jobs USING btree (id) WHERE (((status)::text = 'failed'::text) AND ((last_error IS NULL) OR (last_error !~ '^(cancelled|discarded)'::text)));
 
 CREATE INDEX requeues_active_idx ON redrive.requeues USING btree (id) WHERE (status = ANY (ARRAY['waiting'::text, 'canary'::text, 'running'::text]));
 

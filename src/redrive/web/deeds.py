@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from redrive import search, store
+from redrive import search
+from redrive.ended import Ended
 from redrive.errors import InvalidOption
 from redrive.job import LIVE
 from redrive.settings import seconds
@@ -78,9 +79,9 @@ def act(desk: Desk, request: Request, form: Form) -> Done:
     verb = DEEDS[deed][1]
     moved, asked = 0, 0
     if deed == "requeue":
-        moved = len(desk.queue.requeue(store.Ended(ids=ids, statuses=("dead", "failed"))))
+        moved = len(desk.queue.requeue(Ended(ids=ids, statuses=("dead", "failed")), by=desk.by(request)))
     else:
-        states = list(desk.queue.cancel(*ids, reason=_reason(desk, request, form)).values())
+        states = list(desk.queue.cancel(*ids, by=desk.by(request), reason=_reason(desk, request, form)).values())
         moved, asked = states.count("pending"), states.count("running")
     said = f"{in_words(moved)} {verb}" + (f", {number(asked)} running asked to stop" if asked else "")
     if skipped := len(ids) - moved - asked:
@@ -101,11 +102,11 @@ def pause_kind(desk: Desk, request: Request, form: Form) -> Done:
     return Done("kinds", f"{what} paused. What runs goes on, and what is enqueued waits.")
 
 
-def resume_kind(desk: Desk, request: Request, form: Form) -> Done:  # noqa: ARG001 - as every action
+def resume_kind(desk: Desk, request: Request, form: Form) -> Done:
     """Let jobs of a kind start again."""
     desk.demand_writable()
     kind = form.text("kind")
-    was = desk.queue.kinds.resume(kind)
+    was = desk.queue.kinds.resume(kind, by=desk.by(request))
     what = "The pause of all kinds" if kind == "*" else f"The pause of {kind}"
     return Done("kinds", f"{what} is over." if was else f"{kind} was not paused.", bad=not was)
 

@@ -11,6 +11,7 @@ from redrive import schedules as plans
 from redrive import search, situation, store
 from redrive.curtain import gist
 from redrive.errors import InvalidOption
+from redrive.groups import listed
 from redrive.timetable import timetable
 from redrive.web.page import Page
 from redrive.words import clean, one_line
@@ -100,7 +101,7 @@ def dead(desk: Desk, request: Request) -> Page:
     """Dead jobs by kind and error."""
     kind = request.query_params.get("kind") or None
     groups = desk.shared.get(
-        ("dead", kind), 10.0, lambda: desk.reader.ask(store.dead_groups(desk.queue.schema, kind=kind, limit=100))
+        ("dead", kind), 10.0, lambda: desk.reader.ask(listed(desk.queue.schema, kind=kind, retrying=False, limit=100))
     )
     return Page("dead.html", {"nav": "dead", "groups": groups, "kind": kind, "failing": part(desk, "failing")})
 

@@ -21,6 +21,8 @@ $$;
 -- What needs a human, group by group. A `failed` without one of our reasons was written by a stranger, and does too.
 CREATE INDEX jobs_dead_idx ON {jobs} (kind, {failure_group}(fingerprint, locked_by, last_error), id)
     WHERE status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)');
+CREATE INDEX jobs_unexplained_idx ON {jobs} (id)
+    WHERE status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)');
 CREATE INDEX jobs_retrying_idx ON {jobs} (kind, fingerprint, id)
     WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending';
 
@@ -69,6 +71,7 @@ CREATE TABLE {requeues} (
     canary_id   bigint,
     canary_at   timestamptz,
     after_id    bigint NOT NULL DEFAULT -9223372036854775808,
+    rounds      int NOT NULL DEFAULT 0,
     started_at  timestamptz NOT NULL DEFAULT now(),
     advanced_at timestamptz,
     ended_at    timestamptz,
@@ -85,6 +88,7 @@ COMMENT ON COLUMN {requeues}.canary IS 'send one, and the others only if it succ
 COMMENT ON COLUMN {requeues}.why IS 'why it was stopped or failed';
 COMMENT ON COLUMN {requeues}.matched IS 'how many there were at started_at; NULL until somebody has counted them';
 COMMENT ON COLUMN {requeues}.after_id IS 'jobs up to this one have had their turn';
+COMMENT ON COLUMN {requeues}.rounds IS 'how often it has come to the end: the second round is for jobs that somebody had locked';
 COMMENT ON COLUMN {requeues}.advanced_at IS 'up to when the rate is used up';
 CREATE INDEX requeues_active_idx ON {requeues} (id) WHERE status IN ('waiting', 'canary', 'running');
 

@@ -1,0 +1,162 @@
+"""Which dead (or failed) jobs an operator means, and the statements that count them and send them back.
+
+One filter for the command line, the pages and a program; one statement behind all sending back, at once or over time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from typing import Any
+
+from psycopg.rows import namedtuple_row
+
+from redrive import store
+from redrive.audit import signed
+from redrive.errors import InvalidOption
+from redrive.settings import unknown
+from redrive.statements import Statement, lenient
+
+FIRST, LAST = -(2**63), 2**63 - 1
+BATCH = 1000
+WINDOW = 2000
+"""Jobs that one statement looks at for those that are meant."""
+BURST = 5.0
+"""Seconds of a rate that may be made up for at once, after a time in which nobody advanced it."""
+MOST_PATHS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """Which dead (or failed) jobs an operator means. What isn't given doesn't matter."""
+
+    ids: Sequence[int] | None = None
+    kind: str | None = None
+    group: str | None = None
+    """A failure group's key, with its kind: see :attr:`redrive.groups.Group.which`."""
+    error: str | None = None
+    """Text that last_error contains, in any case."""
+    since: datetime | None = None
+    until: datetime | None = None
+    payload: Mapping[str, Any] | None = None
+    """By its path, as in ``{"to": "x@y", "items.0.sku": 7}``, what stands there in the payload."""
+    statuses: tuple[str, ...] = ("dead",)
+
+    def params(self) -> dict[str, Any]:
+        """Give the filter as parameters.
+
+        Raises:
+            InvalidOption: for a state that a job can't be sent back from, a naive datetime, a group without its kind.
+        """
+        for status in self.statuses:
+            if status not in ("dead", "failed"):
+                raise InvalidOption(f"status is {status!r}: only dead and failed jobs are sent back")
+        if self.group is not None and self.kind is None:
+            raise InvalidOption(f"group is {self.group!r}: give its kind as well")
+        return {
+            "ids": None if self.ids is None else list(self.ids),
+            "kind": store.said(self.kind, "kind"),
+            "group": store.said(self.group, "group"),
+            "error": store.containing(self.error),
+            "since": store.instant(self.since, "since"),
+            "until": store.instant(self.until, "until"),
+            "payload": _paths(self.payload),
+            "statuses": list(self.statuses),
+        }
+
+    def written(self) -> str:
+        """Write the filter as JSON, without what isn't given."""
+        self.params()
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.statuses == ("dead",):
+            del given["statuses"]
+        return json.dumps({name: value for name, value in given.items() if value is not None}, default=_plain)
+
+    @classmethod
+    def read(cls, given: Any) -> Ended:
+        """Read a filter that was written, by us or by hand.
+
+        Raises:
+            InvalidOption: naming what is wrong with it.
+        """
+        if not isinstance(given, Mapping):
+            raise InvalidOption(f"filter is {given!r:.80}: must be a JSON object")
+        names = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise unknown(name, names)
+        made = dict(given)
+        try:
+            for name in ("since", "until"):
+                if made.get(name) is not None:
+                    made[name] = datetime.fromisoformat(made[name])
+            if made.get("ids") is not None:
+                made["ids"] = [int(each) for each in made["ids"]]
+            which = cls(**made | {"statuses": tuple(made.get("statuses") or ("dead",))})
+            which.params()
+        except (TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, InvalidOption):
+                raise
+            raise InvalidOption(f"filter is {dict(given)!r:.200}, which can't be read: {error}") from None
+        return which
+
+
+def requeue_preview(schema: str, which: Ended, *, most: int | None = None) -> Statement[Any]:
+    """Count what :func:`requeue` would send back, with a sample; up to *most*, where that is given."""
+    statement = lenient("requeue_preview", schema, namedtuple_row, **which.params(), most=most)
+    return replace(statement, kept=False)  # a plan for any values can't use the index of the groups
+
+
+def requeue(
+    schema: str,
+    which: Ended,
+    *,
+    after: int = FIRST,
+    last: int = LAST,
+    limit: int = BATCH,
+    act: int | None = None,
+    by: str = "",
+    reason: str = "",
+) -> Statement[Any]:
+    """Send one batch back, ids above *after* up to *last*; *act* is the audit's row that counts it, None at first."""
+    how: dict[str, Any] = {"requeue": None, "seen": None, "audit": act, "filter": which.written(), **signed(by, reason)}
+    return _batch(schema, which.params(), after=after, last=last, limit=limit, **how)
+
+
+def advance(schema: str, which: Ended, *, row: Any, limit: int = BATCH) -> Statement[Any]:
+    """Send back as many as the *row* of requeues has open now."""
+    how = {"requeue": row.id, "seen": row.status, "audit": None, "filter": None, "who": None, "why": None}
+    return _batch(schema, which.params(), after=row.after_id, last=LAST, limit=limit, **how)
+
+
+def _batch(schema: str, which: dict[str, Any], **how: Any) -> Statement[Any]:
+    return lenient("requeue_jobs", schema, namedtuple_row, **which, **how, window=WINDOW, burst=BURST)
+
+
+def _paths(payload: Mapping[str, Any] | None) -> str | None:
+    if payload is None:
+        return None
+    if not isinstance(payload, Mapping) or len(payload) > MOST_PATHS:
+        raise InvalidOption(f"payload is {payload!r:.80}: give up to {MOST_PATHS} paths, each with its value")
+    for path in payload:
+        if not isinstance(path, str) or not path or not all(path.split(".")):
+            raise InvalidOption(f"payload path is {path!r:.80}: write it as in to, user.name or items.0.sku")
+        store.said(path, "payload path")
+    return json.dumps([{"path": path.split("."), "value": _spelt(value)} for path, value in payload.items()])
+
+
+def _spelt(value: Any) -> str | None:
+    """Write what stands at a path as ``#>>`` gives it."""
+    if value is None or isinstance(value, str):
+        return store.said(value, "payload value")
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise InvalidOption(f"payload value is {value!r:.80}: give text, a number, true, false or null")
+
+
+def _plain(value: Any) -> Any:
+    return (
+        value.isoformat() if isinstance(value, datetime) else list(value) if isinstance(value, Sequence) else str(value)
+    )
