@@ -508,7 +508,7 @@ def test_pages_can_change_nothing(queue):
 
     reader = Reader(queue)
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-        reader.ask(named("resume_kind", queue.schema, kind="mail"))
+        reader.ask(named("resume_kind", queue.schema, kind="mail", who=None, why=None))
     [row] = reader.ask(named("read_clock", queue.schema))
     assert row.moved == "0"
 

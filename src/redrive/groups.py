@@ -149,7 +149,7 @@ class Groups:
         return await self._queue.ask_async(listed(self._queue.schema, **how), connection)
 
     def find(self, name: str, *, connection: Connection[Any] | None = None) -> Group:
-        """Find the group that people call *name*: ``kind:3fa9c1d2``, or the first digits alone.
+        """Find the group that people call *name*: ``kind:3fa9c1d2``, the first digits alone, or a kind with one group.
 
         Raises:
             UnknownGroup: when none is called so, or more than one.
@@ -202,6 +202,7 @@ class Groups:
         schema = self._queue.schema
         kind, _, key = store.name(name, "group").rpartition(":")
         found = yield listed(schema, kind=kind or None, prefix=key, limit=MOST, brief=True)
+        found = found or (yield listed(schema, kind=name, limit=MOST, brief=True))
         # The whole of a name is that name, whatever else begins with it.
         found = [row for row in found if row.key == key] or found
         if len(found) != 1:
