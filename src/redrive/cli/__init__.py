@@ -34,6 +34,7 @@ COMMANDS = {
     "audit": "redrive.cli.audit",
     "workers": "redrive.cli.look",
     "health": "redrive.cli.health",
+    "top": "redrive.cli.top",
     "ui": "redrive.cli.ui",
     "explain": "redrive.cli.explain",
     "bench": "redrive.cli.bench",
