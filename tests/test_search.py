@@ -79,13 +79,30 @@ def test_the_payload_of_a_sensitive_kind_is_not_searched(queue):
 def test_pages_go_from_the_newest_to_the_oldest_and_miss_none(queue):
     queue.enqueue_many("mail", [{"n": number} for number in range(25)])
     finder = search.Finder(queue.schema, queue.ask)
-    seen, before = [], None
+    seen, after = [], None
     while True:
-        found = finder.page(search.read("kind:mail"), datetime.now(UTC), before=before, limit=10)
+        found = finder.page(search.read("kind:mail"), datetime.now(UTC), after=after, limit=10)
         seen += [row.payload["n"] for row in found.rows]
-        if (before := found.after) is None:
+        if (after := found.after) is None:
             break
     assert seen == list(range(24, -1, -1))
+
+
+def test_jobs_that_wait_come_in_the_order_in_which_they_are_taken(queue, conn):
+    queue.enqueue_many("mail", [{"n": number} for number in range(12)])
+    first = queue.enqueue("mail", {"n": -1}, priority=0).id
+    conn.execute("insert into redrive.jobs (kind, run_at) values ('mail', 'infinity'), ('mail', '-infinity')")
+    finder = search.Finder(queue.schema, queue.ask)
+    seen, after = [], None
+    while True:
+        found = finder.page(search.read("status:pending"), datetime.now(UTC), after=after, limit=5)
+        seen += [row.id for row in found.rows]
+        if (after := found.after) is None:
+            break
+    assert seen == [first, 15, *range(1, 13), 14]
+    for wrong in ("x", "[1]", '["mail", "x", "", "", 1]'):
+        with pytest.raises(InvalidOption, match="it is where a page of the same search ended"):
+            finder.page(search.read("status:due"), datetime.now(UTC), after=wrong)
 
 
 def test_a_search_that_no_index_serves_stops_at_its_time_and_goes_on_from_there(queue, conn):
@@ -102,11 +119,11 @@ def test_a_search_that_no_index_serves_stops_at_its_time_and_goes_on_from_there(
     finder = search.Finder(queue.schema, ask, clock=lambda: now[0])
     found = finder.page(search.read("kind:rare"), datetime.now(UTC))
     assert found.rows == []
-    assert found.searched_to == found.after
-    assert found.searched_to == 5001
+    assert not found.searched
+    assert (found.upto, found.after) == (5001, "5001")
     pages = 1
     while found.after is not None:
-        found = finder.page(search.read("kind:rare"), datetime.now(UTC), before=found.after)
+        found = finder.page(search.read("kind:rare"), datetime.now(UTC), after=found.after)
         pages += 1
     assert [row.id for row in found.rows] == [1]
     assert pages > 2

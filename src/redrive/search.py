@@ -7,6 +7,7 @@ masked where it is shown can't be found by searching for it.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 from psycopg.rows import namedtuple_row
 
 STATUSES = (*STATES, "due", "scheduled", "retrying")
+WAITING = {"pending", "due", "scheduled", "retrying"}
 DOCUMENTS = ("payload", "metadata", "result")
 QUALIFIERS = {
     "status": "pending, running, succeeded, failed, dead; or due, scheduled, retrying",
@@ -84,9 +86,10 @@ class Search:
             return "ids"
         if set(self.statuses) == {"dead", "failed"}:
             return "ended"
-        return (
-            self.statuses[0] if len(self.statuses) == 1 and self.statuses[0] in ("dead", "failed", "running") else "all"
-        )
+        if self.statuses and set(self.statuses) <= WAITING:
+            return "waiting"
+        alone = self.statuses[0] if len(self.statuses) == 1 else ""
+        return alone if alone in ("dead", "failed", "running") else "all"
 
     @property
     def plain(self) -> bool:
@@ -226,10 +229,12 @@ class Found:
     """A page of an answer."""
 
     rows: list[Any]
-    after: int | None
-    """From where to go on, an id; None at the end."""
-    searched_to: int | None = None
-    """The id up to which it came when the time was up, before the page was full."""
+    after: str | None
+    """From where to go on, for :meth:`Finder.page`; None at the end."""
+    searched: bool = True
+    """Whether it was full, or at its end, before the time was up."""
+    upto: int | None = None
+    """The id up to which it came, where they are looked at by their ids."""
 
 
 @dataclass
@@ -242,28 +247,91 @@ class Finder:
     """Seconds after which it stops and says how far it came."""
     clock: Callable[[], float] = field(default=time.monotonic)
 
-    def page(self, search: Search, now: datetime, *, before: int | None = None, limit: int = 50) -> Found:
-        """Find the next *limit* jobs, newest first, whose id is below *before*."""
+    def page(self, search: Search, now: datetime, *, after: str | None = None, limit: int = 50) -> Found:
+        """Find the next *limit* jobs: the newest first, or those that wait in the order in which they are taken.
+
+        Raises:
+            InvalidOption: when *after* is not what a page before said.
+        """
         end = self.clock() + self.budget
-        [bounds] = self.ask(lenient("desk_bounds", self.schema, namedtuple_row))
-        before = bounds.last + 1 if before is None else min(before, bounds.last + 1)
         filters = search.params(now)
+        if search.way == "waiting":
+            kind = search.kinds[0] if len(search.kinds) == 1 else None
+            return self._waiting(filters | {"way": "ids"}, kind, _place(after), limit, end)
+        [bounds] = self.ask(lenient("desk_bounds", self.schema, namedtuple_row))
+        before = min(bounds.last + 1, bounds.last + 1 if after is None else _whole(after))
         if search.way == "ids":
             rows = self._piece(filters, bounds.first, before, limit + 1)
-            return Found(rows[:limit], rows[limit - 1].id if len(rows) > limit else None)
-        rows, size = [], FIRST_PIECE
-        while before > bounds.first:
-            low = max(before - size, bounds.first)
+            return Found(rows[:limit], str(rows[limit - 1].id) if len(rows) > limit else None)
+        return self._by_id(filters, bounds.first, before, limit, end)
+
+    def _by_id(self, filters: dict[str, Any], first: int, before: int, limit: int, end: float) -> Found:
+        rows: list[Any] = []
+        size = FIRST_PIECE
+        while before > first:
+            low = max(before - size, first)
             began = self.clock()
             rows += self._piece(filters, low, before, limit + 1 - len(rows))
             if len(rows) > limit:
-                return Found(rows[:limit], rows[limit - 1].id)
-            before, took = low, self.clock() - began
-            if self.clock() > end and before > bounds.first:
-                return Found(rows, before, searched_to=before)
-            size = max(100, int(size * min(8.0, max(0.25, PIECE_SECONDS / max(took, 1e-4)))))
+                return Found(rows[:limit], str(rows[limit - 1].id))
+            before = low
+            if self.clock() > end and before > first:
+                return Found(rows, str(before), searched=False, upto=before)
+            size = _next_size(size, self.clock() - began)
         return Found(rows, None)
 
+    def _waiting(
+        self, filters: dict[str, Any], kind: str | None, after: tuple[Any, ...] | None, limit: int, end: float
+    ) -> Found:
+        rows: list[Any] = []
+        size = FIRST_PIECE // 4
+        while True:
+            began = self.clock()
+            place = dict(zip(_PLACE, after or (None,) * len(_PLACE), strict=True))
+            statement = lenient("desk_first_waiting", self.schema, namedtuple_row, kind=kind, limit=size, **place)
+            places = {row.id: row for row in self.ask(replace(statement, kept=False))}
+            found = self._piece(filters | {"ids": list(places)}, -_MOST, _MOST, size)
+            order = {job_id: number for number, job_id in enumerate(places)}
+            rows += sorted(found, key=lambda row: order[row.id])
+            if len(rows) > limit:
+                return Found(rows[:limit], _spelt(places[rows[limit - 1].id]))
+            if len(places) < size:
+                return Found(rows, None)
+            last = next(reversed(places.values()))
+            after = (last.kind, last.priority, last.lane, last.run_at, last.id)
+            if self.clock() > end:
+                return Found(rows, _spelt(last), searched=False)
+            size = _next_size(size, self.clock() - began)
+
     def _piece(self, filters: dict[str, Any], low: int, before: int, limit: int) -> list[Any]:
-        statement = lenient("desk_search", self.schema, namedtuple_row, **filters, low=low, before=before, limit=limit)
+        limits = {"low": low, "before": before, "limit": limit}
+        statement = lenient("desk_search", self.schema, namedtuple_row, **filters, **limits)
         return self.ask(replace(statement, kept=False))
+
+
+_PLACE = ("after_kind", "after_priority", "after_lane", "after_run_at", "after_id")
+
+
+def _next_size(size: int, took: float) -> int:
+    return max(100, int(size * min(8.0, max(0.25, PIECE_SECONDS / max(took, 1e-4)))))
+
+
+def _spelt(row: Any) -> str:
+    return json.dumps([row.kind, row.priority, row.lane, row.run_at, row.id])
+
+
+def _place(after: str | None) -> tuple[Any, ...] | None:
+    if after is None:
+        return None
+    try:
+        kind, priority, lane, run_at, job_id = json.loads(after)
+    except (ValueError, TypeError):
+        raise InvalidOption(f"from is {after!r:.40}: it is where a page of the same search ended") from None
+    return str(kind), _whole(priority), str(lane), str(run_at), _whole(job_id)
+
+
+def _whole(text: Any) -> int:
+    try:
+        return min(max(int(text), -_MOST), _MOST)
+    except (ValueError, TypeError):
+        raise InvalidOption(f"from is {text!r:.40}: it is where a page of the same search ended") from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg.rows import class_row, namedtuple_row
 
-from redrive import store
+from redrive import stats, store
 from redrive.kinds import Kind
 from redrive.masking import mask_text
 from redrive.reaper import OWN_NAME
@@ -20,7 +20,7 @@ from redrive.statements import Statement, lenient
 from redrive.words import clean, jobs, number, one_line, span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from redrive.settings import Settings
@@ -38,8 +38,11 @@ SLACK = 2.0
 SCHEDULE_LATE = 90.0
 DAY = 86_400.0
 MOST = 10_000
-"""Pending jobs of a kind, and failed attempts, up to which is counted."""
-DEAD_MOST = 100_000
+"""Jobs of a kind and state up to which is counted."""
+FAILURES = 5_000
+"""Failed attempts up to which is counted."""
+RECENT = 300.0
+"""Seconds over which it is judged how many jobs go out."""
 HELD_LONG, HELD_TOO_LONG = 60.0, 600.0
 """Seconds for which a transaction may be open."""
 DEAD_ROWS = 20_000
@@ -109,50 +112,50 @@ class Reading:
         return {"own_name": OWN_NAME, "lease": self.settings.lease, "foreign_age": self.settings.foreign_lease}
 
 
-def late(reading: Reading) -> Part:
-    """Is work late? What waits, by kind, and for how long."""
+def late(reading: Reading, workers: Sequence[Any]) -> Part:
+    """Is work late? What waits, by kind, and for how long; *workers* as :func:`working` has read them."""
     part = Part("late")
-    waiting = part.read(reading.ask, "waiting jobs", reading.statement("desk_waiting", most=MOST))
-    oldest = part.read(reading.ask, "oldest due", store.oldest_due(reading.settings.schema))
-    part.read(reading.ask, "running jobs", reading.statement("desk_running"))
+    depths = part.read(reading.ask, "jobs by kind", stats.depths(reading.settings.schema, MOST))
     kinds = part.read(reading.ask, "kinds", lenient("list_kinds", reading.settings.schema, class_row(Kind), kind=None))
-    workers = part.read(reading.ask, "workers", store.workers(reading.settings.schema))
     known = {kind for worker in workers if worker.alive for kind in worker.kinds}
     held = {row.kind: "is paused" if row.paused else "has limits" for row in kinds}
-    for row in oldest:
+    for row in sorted(depths, key=lambda depth: -(depth.oldest_due or 0.0)):
+        age = row.oldest_due or 0.0
         why = held.get("*") or held.get(row.kind)
-        if known and row.kind not in known and row.age > PATIENCE:
-            part.found(
-                "bad", f"kind {row.kind} is due for {span(row.age)} and no live worker knows it", _kind(row.kind)
-            )
-        elif row.age > LATE:
+        if known and row.kind not in known and age > PATIENCE:
+            part.found("bad", f"kind {row.kind} is due for {span(age)} and no live worker knows it", _kind(row.kind))
+        elif age > LATE:
             level: Level = "note" if why == "is paused" else "bad"
             said = f"; the kind {why}" if why else ""
-            part.found(level, f"the oldest job of kind {row.kind} is due for {span(row.age)}{said}", _kind(row.kind))
+            part.found(level, f"the oldest job of kind {row.kind} is due for {span(age)}{said}", _kind(row.kind))
     for row in kinds:
         if row.paused:
             by = f" by {row.paused_by}" if row.paused_by else ""
             what = "all kinds are" if row.kind == "*" else f"kind {row.kind} is"
             part.found("note", f"{what} paused{by}" + (f": {row.paused_reason}" if row.paused_reason else ""))
-    part.rows["waiting jobs"] = waiting
     return part
 
 
-def failing(reading: Reading) -> Part:
-    """Is it failing? The failed attempts of the last day, and what is dead."""
+def flow(counted: stats.Stats) -> Part:
+    """How much comes in and goes out, by kind: no question by itself, but what says how long it takes to be done."""
+    part = Part("flow")
+    part.rows["in"] = counted.inflow()
+    part.rows["out"] = counted.kinds(RECENT)
+    return part
+
+
+def failing(reading: Reading, depths: Sequence[stats.Depth]) -> Part:
+    """Is it failing? The failed attempts of the last day, and what is dead, as :func:`late` has counted it."""
     part = Part("failing")
-    rows = part.read(reading.ask, "failures", reading.statement("desk_failures", most=MOST))
-    dead = part.read(reading.ask, "dead jobs", reading.statement("desk_dead", most=DEAD_MOST))
+    rows = part.read(reading.ask, "failures", reading.statement("desk_failures", most=FAILURES))
     died = sum(row.dead for row in rows)
+    dead = sum(depth.dead for depth in depths)
     if died:
         more = " or more" if rows[0].capped else ""
         part.found("bad", f"{jobs(died)}{more} died within a day", "status:dead since:1d")
-    elif dead and dead[0].jobs:
-        part.found(
-            "note",
-            f"{jobs(dead[0].jobs, 'dead')}{' or more' if dead[0].capped else ''}, none of them new",
-            "status:dead",
-        )
+    elif dead:
+        more = " or more" if any(depth.capped(depth.dead) for depth in depths) else ""
+        part.found("note", f"{jobs(dead, 'dead')}{more}, none of them new", "status:dead")
     for row in part.read(reading.ask, "unexplained", reading.statement("unexplained_failures", within=DAY)):
         text = f"{jobs(row.jobs)} of kind {row.kind} failed within a day and gave no reason: another worker wrote so"
         part.found("bad", text, f"status:failed {_kind(row.kind)}")
@@ -180,6 +183,7 @@ def working(reading: Reading) -> Part:
 def stuck(reading: Reading) -> Part:
     """What is stuck? Jobs whose holder fell silent, that killed their worker, or that run past their timeout."""
     part = Part("stuck")
+    part.read(reading.ask, "running jobs", reading.statement("desk_running"))
     holders = part.read(
         reading.ask, "silent holders", reading.statement("silent_holders", slack=SLACK, **reading.leases())
     )

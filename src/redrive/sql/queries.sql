@@ -1534,29 +1534,6 @@ SELECT {clock}() AS now, clock_timestamp() AS time, current_database()::text AS 
        current_setting('default_transaction_read_only') = 'on' AS read_only,
        has_table_privilege(format('%%I.jobs', {schema_name}::text), 'UPDATE') AS may_write
 
--- name: desk_waiting
--- A row a kind with pending jobs, found by a loose index scan and counted up to a cap, those due first.
-WITH RECURSIVE found AS (
-    (SELECT kind FROM {jobs} WHERE status = 'pending' ORDER BY kind, priority, lane, run_at, id LIMIT 1)
-    UNION ALL
-    SELECT n.kind
-    FROM found f
-    CROSS JOIN LATERAL (
-        SELECT kind FROM {jobs} WHERE status = 'pending' AND kind > f.kind
-        ORDER BY kind, priority, lane, run_at, id LIMIT 1
-    ) n
-)
-SELECT f.kind, c.pending, c.due, c.pending >= %(most)s::int AS capped
-FROM (SELECT kind FROM found LIMIT 500) f
-CROSS JOIN LATERAL (
-    SELECT count(*) AS pending, count(*) FILTER (WHERE run_at <= {clock}()) AS due
-    FROM (
-        SELECT run_at FROM {jobs} j WHERE status = 'pending' AND j.kind = f.kind
-        ORDER BY priority, lane, run_at, id LIMIT %(most)s::int
-    ) p
-) c
-ORDER BY f.kind
-
 -- name: desk_running
 -- updated_at of a running job is its claim or its last progress; locked_at is renewed.
 SELECT kind, count(*) AS jobs, count(*) FILTER (WHERE cancel_requested_at IS NOT NULL) AS stopping,
@@ -1581,10 +1558,6 @@ LIMIT 20
 (SELECT id, kind, status::text, crashes, updated_at FROM {jobs} WHERE status = 'running' AND crashes > 0 ORDER BY id LIMIT 20)
 UNION ALL
 (SELECT id, kind, status::text, crashes, updated_at FROM {jobs} WHERE alone AND status || '' = 'pending' ORDER BY run_at, id LIMIT 20)
-
--- name: desk_dead
-SELECT count(*) AS jobs, count(*) >= %(most)s::int AS capped
-FROM (SELECT FROM {jobs} WHERE status = 'dead' LIMIT %(most)s::int) d
 
 -- name: desk_failures
 -- The failed attempts of the last day by kind, as far as the newest of them reach.
@@ -1681,6 +1654,17 @@ WHERE (%(statuses)s::text[] IS NULL OR status::text = ANY(%(statuses)s::text[])
                               END) #>> c.path::text[] LIKE c.value, false)
       ))
 ORDER BY id DESC
+LIMIT %(limit)s
+
+-- name: desk_first_waiting
+-- The pending jobs in the order in which those of each kind are taken, a page after a known one. Times as text: some
+-- are beyond what Python can hold.
+SELECT id, kind, priority, lane, run_at::text AS run_at FROM {jobs}
+WHERE status = 'pending' AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
+  AND (%(after_kind)s::text IS NULL OR (kind, priority, lane, run_at, id) > (
+          %(after_kind)s::text, %(after_priority)s::smallint, %(after_lane)s::text, %(after_run_at)s::timestamptz,
+          %(after_id)s::bigint))
+ORDER BY kind, priority, lane, run_at, id
 LIMIT %(limit)s
 
 -- name: desk_audit

@@ -62,8 +62,10 @@ class Desk:
         self.sessions = Sessions(access.passwords, f"redrive desk {queue.schema}")
         self._read_only = read_only
         static = StaticFiles(directory=str(files("redrive.web").joinpath("static")))
+        own = routes(self)
+        self._routes = {route.name: route.path for route in own} | {"static": "/static/{path}"}
         self.app = Starlette(
-            routes=[*routes(self), Mount("/static", static, name="static")],
+            routes=[*own, Mount("/static", static, name="static")],
             exception_handlers={HTTPException: self._http_error, Exception: self._error},
         )
         self._guard = Guard(self.app, access=access, sessions=self.sessions, refused=self.refused, hosts=hosts)
@@ -106,7 +108,7 @@ class Desk:
 
     def addresses(self, request: Request) -> shown.Addresses:
         """Give what knows the address of each page."""
-        return shown.Addresses(self.app.router, request)
+        return shown.Addresses(self._routes, request.scope.get("root_path", ""))
 
     def cookie(self, request: Request, session: Session | None) -> str:
         """Write the header that begins or ends a session in the browser."""

@@ -161,7 +161,7 @@ def _meant(desk: Desk, deed: str, text: str, ids: list[int]) -> Iterator[Any]:
         wanted = wanted if wanted.statuses else replace(wanted, statuses=DEEDS[deed][2])
     finder = search.Finder(desk.queue.schema, desk.reader.ask, budget=PATIENCE)
     found = finder.page(wanted, desk.now(), limit=MOST)
-    if found.searched_to is not None:
+    if not found.searched:
         raise Refused("To find all that match takes too long here: narrow it down, such as by status: or id:.")
     yield from found.rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -14,19 +14,16 @@ from redrive.errors import InvalidOption
 from redrive.groups import listed
 from redrive.timetable import timetable
 from redrive.web.page import Page
+from redrive.web.readings import drawn, known_kinds, part, pressure
 from redrive.words import clean, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
 
-    from redrive.situation import Part
     from redrive.web.app import Desk
 
 ROWS = 50
-AGES = {"late": 8.0, "working": 12.0, "failing": 20.0, "stuck": 20.0, "planned": 30.0, "postgres": 30.0}
-"""Seconds for which what was read is good enough for everybody who looks."""
+SPANS = {"1h": "hour", "24h": "24 hours", "7d": "7 days"}
 QUESTIONS = {
     "late": ("Is work late?", "No: nothing waits too long."),
     "failing": ("Is it failing?", "No: nothing died within a day."),
@@ -37,12 +34,14 @@ QUESTIONS = {
 }
 
 
-def now(desk: Desk, request: Request) -> Page:  # noqa: ARG001 - as every view
+def now(desk: Desk, request: Request) -> Page:
     """Everything that somebody on call asks first."""
-    parts = {name: part(desk, name) for name in AGES}
+    parts = {name: part(desk, name) for name in QUESTIONS}
     findings = sorted(
         (finding for each in parts.values() for finding in each.findings), key=lambda finding: finding.level != "bad"
     )
+    chosen = request.query_params.get("span", "1h")
+    chosen = chosen if chosen in SPANS else "1h"
     context = {
         "nav": "now",
         "parts": parts,
@@ -50,51 +49,16 @@ def now(desk: Desk, request: Request) -> Page:  # noqa: ARG001 - as every view
         "bad": [finding for finding in findings if finding.level == "bad"],
         "notes": [finding for finding in findings if finding.level != "bad"],
         "unknown": [text for each in parts.values() for text in each.unknown],
-        "kinds": pressure(parts["late"], parts["failing"]),
+        "kinds": pressure(desk),
+        "dead": parts["late"].rows["jobs by kind"],
         "most": situation.MOST,
         "timeouts": bool(desk.timeouts),
+        "spans": SPANS,
+        "span": chosen,
+        "drawn": drawn(desk, chosen),
         "now": desk.now(),
     }
     return Page("now.html", context)
-
-
-def part(desk: Desk, name: str) -> Part:
-    """Read one of the questions, or take what was read a moment ago."""
-    reading = situation.Reading(desk.reader.ask, desk.queue.settings, desk.timeouts)
-    reads: dict[str, Callable[[], Part]] = {
-        "late": lambda: situation.late(reading),
-        "failing": lambda: situation.failing(reading),
-        "working": lambda: situation.working(reading),
-        "stuck": lambda: situation.stuck(reading),
-        "planned": lambda: situation.planned(reading),
-        "postgres": lambda: situation.postgres(reading, lambda: datetime.now(UTC)),
-    }
-    return desk.shared.get(name, AGES[name], reads[name])
-
-
-def pressure(late: Part, failing: Part) -> list[dict[str, Any]]:
-    """Put together a row a kind, the one whose oldest job waits longest first."""
-    rows: dict[str, dict[str, Any]] = {}
-
-    def row(kind: str) -> dict[str, Any]:
-        blank = {"kind": kind, "pending": 0, "due": 0, "capped": False, "age": None, "running": 0, "longest": None}
-        return rows.setdefault(kind, blank | {"hour": 0, "day": 0, "mostly": "", "set": None})
-
-    for each in late.rows["waiting jobs"]:
-        row(each.kind).update(pending=each.pending, due=each.due, capped=each.capped)
-    for each in late.rows["oldest due"]:
-        row(each.kind)["age"] = each.age
-    for each in late.rows["running jobs"]:
-        row(each.kind).update(running=each.jobs, longest=each.longest)
-    for each in failing.rows["failures"]:
-        row(each.kind).update(hour=each.hour, day=each.day, mostly=each.mostly)
-    for each in late.rows["kinds"]:
-        if each.kind != "*":
-            row(each.kind)["set"] = each
-    for worker in late.rows["workers"]:
-        for kind in worker.kinds if worker.alive else ():
-            row(kind)
-    return sorted(rows.values(), key=lambda found: (-(found["age"] or 0.0), -found["hour"], found["kind"]))
 
 
 def dead(desk: Desk, request: Request) -> Page:
@@ -123,27 +87,22 @@ def jobs(desk: Desk, request: Request) -> Page:
     }
     try:
         wanted = search.read(text, sensitive=desk.curtain.sensitive)
-        before = _id(request.query_params.get("from"))
+        after = request.query_params.get("from")
+        found = desk.shared.get(("jobs", text, after), 2.0, lambda: find(desk, wanted, after))
     except InvalidOption as error:
         return Page("jobs.html", context | {"wrong": one_line(str(error))}, 400)
-    found = desk.shared.get(("jobs", text, before), 2.0, lambda: find(desk, wanted, before))
     searched_to = None
-    if found.searched_to is not None:
-        when = desk.reader.ask(desk.reader.statement("desk_at", id=found.searched_to))
+    if found.upto is not None:
+        when = desk.reader.ask(desk.reader.statement("desk_at", id=found.upto))
         searched_to = when[0].created_at if when else None
     rows = [shown_job(desk, row) for row in found.rows]
     return Page("jobs.html", context | {"found": found, "rows": rows, "searched_to": searched_to, "search": wanted})
 
 
-def known_kinds(desk: Desk) -> list[str]:
-    """List the kinds that have jobs, failures, limits or a live worker."""
-    return sorted(row["kind"] for row in pressure(part(desk, "late"), part(desk, "failing")))
-
-
-def find(desk: Desk, wanted: search.Search, before: int | None, limit: int = ROWS) -> search.Found:
+def find(desk: Desk, wanted: search.Search, after: str | None, limit: int = ROWS) -> search.Found:
     """Answer a search, a page of it."""
     finder = search.Finder(desk.queue.schema, desk.reader.ask)
-    return finder.page(wanted, desk.now(), before=before, limit=limit)
+    return finder.page(wanted, desk.now(), after=after, limit=limit)
 
 
 def shown_job(desk: Desk, row: Any) -> dict[str, Any]:
@@ -157,22 +116,26 @@ def shown_job(desk: Desk, row: Any) -> dict[str, Any]:
 def kinds(desk: Desk, request: Request) -> Page:
     """What is paused and limited, and what each kind does."""
     late = part(desk, "late")
-    rows = pressure(late, part(desk, "failing"))
+    rows = pressure(desk)
     everything = next((row for row in late.rows["kinds"] if row.kind == "*"), None)
-    known: dict[str, list[str]] = {kind: [] for kind in (row["kind"] for row in rows)}
-    for worker in late.rows["workers"]:
+    known: dict[str, list[str]] = {}
+    for worker in part(desk, "working").rows["workers"]:
         for kind in worker.kinds if worker.alive else ():
             known.setdefault(kind, []).append(worker.name)
-    chosen = request.query_params.get("kind")
+    chosen = next((row for row in rows if row.kind == request.query_params.get("kind")), None)
+    span_chosen = request.query_params.get("span", "24h")
+    span_chosen = span_chosen if span_chosen in SPANS else "24h"
     return Page(
         "kinds.html",
         {
             "nav": "kinds",
-            "rows": sorted(rows, key=lambda row: row["kind"]),
+            "rows": sorted(rows, key=lambda row: row.kind),
             "all": everything,
             "known": known,
-            "chosen": next((row for row in rows if row["kind"] == chosen), None),
-            "most": situation.MOST,
+            "chosen": chosen,
+            "spans": SPANS,
+            "span": span_chosen,
+            "drawn": drawn(desk, span_chosen, chosen.kind) if chosen else None,
         },
     )
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from datetime import datetime
 
+    from psycopg import AsyncConnection, Connection
+
     from redrive.queue import Queue
 
 T = TypeVar("T")
@@ -45,21 +47,32 @@ class Reader:
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.schema = queue.schema
+        self.handlers = queue.handlers
         self.asked = 0
         """Statements so far, for who wants to know what the desk costs."""
         self._room = threading.BoundedSemaphore(CONNECTIONS)
 
-    def ask(self, statement: Statement[T], *, timeout: float = TIMEOUT) -> list[T]:
+    def ask(
+        self, statement: Statement[T], connection: Connection[Any] | None = None, *, timeout: float = TIMEOUT
+    ) -> list[T]:
         """Run *statement*, which can change nothing and is given up after *timeout* seconds.
+
+        What reads on behalf of a queue (its statistics, its schedules) can so do it here; *connection* is not taken.
 
         Raises:
             psycopg.errors.QueryCanceled: when the time is up.
         """
+        if connection is not None:
+            raise TypeError("the desk reads on connections of its own")
         terms = named("desk_terms", self.schema, timeout=str(round(timeout * 1000)))
         with self._room, self.queue.pool.connection() as conn, conn.transaction():
             run(conn, terms)
             self.asked += 1
             return run(conn, replace(statement, kept=False))
+
+    async def ask_async(self, statement: Statement[T], connection: AsyncConnection[Any] | None = None) -> list[T]:
+        """Refuse: the pages are drawn in threads."""
+        raise NotImplementedError
 
     def statement(self, name: str, **params: Any) -> Statement[Any]:
         """Make a statement of ``queries.sql`` whose answer may hold what strangers wrote."""

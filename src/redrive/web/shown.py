@@ -9,7 +9,7 @@ import json
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,9 +22,6 @@ from redrive.masking import mask_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from starlette.requests import Request
-    from starlette.routing import Router
-
 _FIRST, _LAST = moment(-(2**63)), moment(2**63)
 SIZES = ("bytes", "kB", "MB", "GB", "TB")
 
@@ -36,6 +33,7 @@ def environment() -> Environment:
         loader=PackageLoader("redrive.web"),
         autoescape=True,
         undefined=StrictUndefined,
+        auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -112,12 +110,14 @@ def quoted(text: str) -> str:
 class Addresses:
     """The addresses of the pages, below wherever the desk is mounted."""
 
-    def __init__(self, router: Router, request: Request) -> None:
-        self._router = router
-        self._root = request.scope.get("root_path", "").rstrip("/")
+    def __init__(self, routes: Mapping[str, str], root: str) -> None:
+        self._routes = routes
+        self._root = root.rstrip("/")
 
     def __call__(self, page: str, /, query: Mapping[str, Any] | None = None, **params: Any) -> str:
-        """Give the address of *page*, with the parameters that are not None as its query."""
-        path = self._root + str(self._router.url_path_for(page, **params))
+        """Give the address of *page*, with what is not None as its query."""
+        path = self._root + self._routes[page]
+        for name, value in params.items():
+            path = path.replace(f"{{{name}}}", quote(str(value)))
         given = {name: value for name, value in (query or {}).items() if value is not None}
         return f"{path}?{urlencode(given, doseq=True, errors='replace')}" if given else path
