@@ -42,10 +42,10 @@ def token(answer):
     return re.search(r'name="token" value="([0-9a-f]+)"', answer.text)[1]
 
 
-def post(browser, path, origin="http://localhost", *, seen="/kinds", **fields):
+def post(browser, to, /, *, seen="/kinds", **fields):
     """Send a form as a browser does, with the token of a page that was seen before."""
     fields.setdefault("token", token(browser.get(seen)))
-    return browser.post(path, data=fields, headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"})
+    return browser.post(to, data=fields, headers={"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"})
 
 
 def sign_in(browser, password=PASSWORD, **fields):
@@ -397,6 +397,69 @@ def test_all_that_match_are_meant_beyond_the_page(queue, conn, page):
     assert left == 1
 
 
+def test_more_than_one_is_sent_back_over_time_one_first(queue, conn, page):
+    """OP-04: the workers do it, whoever asked; until then it can be stopped."""
+    conn.execute(
+        "insert into redrive.jobs (kind, status, last_error) select 'mail', 'dead', 'boom' from generate_series(1, 5)"
+    )
+    [group] = queue.groups.list()
+    listed = page.get("/dead")
+    assert "boom" in text(listed)
+    name = f"{group.kind}:{group.key}"
+    assert "Send back 5 jobs…" in text(page.get("/dead/group", params={"name": name}))
+    assert "Send back 5 jobs?" in text(page.get("/jobs/confirm", params={"do": "requeue", "group": name}))
+    answer = post(page, "/jobs/act", do="requeue", group=name, canary="1", rate="300/min", reason="mended")
+    said = text(page.get(answer.headers["location"]))
+    assert "5 jobs are being sent back: one first, and the others if it succeeds." in said
+    assert "waits for a worker" in said
+    [row] = queue.requeues.list()
+    assert (row.canary, row.rate, row.matched, row.reason) == (True, 5.0, 5, "mended")
+    answer = post(page, "/dead/stop", id=row.id)
+    assert "the others stay dead" in text(page.get(answer.headers["location"]))
+    assert queue.requeues.get(row.id).status == "stopped"
+    assert "It had ended before: stopped." in text(page.get(post(page, "/dead/stop", id=row.id).headers["location"]))
+
+
+def test_a_payload_is_changed_before_its_job_is_sent_back(queue, conn, page):
+    """OP-05: what it was is kept in the audit."""
+    first, second = (
+        queue.enqueue("mail", {"to": "nan@example.com"}).id,
+        queue.enqueue("mail", {"to": "x", "token": "t"}).id,
+    )
+    conn.execute("update redrive.jobs set status = 'dead'")
+    assert "<textarea" in page.get(f"/jobs/{first}").text
+    post(page, "/jobs/edit", id=first, payload='{"to": "ann@example.com"}', send="1", reason="a typing error")
+    assert (queue.get(first).payload, queue.get(first).status) == ({"to": "ann@example.com"}, "pending")
+    said = text(page.get(f"/jobs/{first}"))
+    assert "a typing error" in said
+    assert "nan@example.com" in said
+    shown = page.get(f"/jobs/{second}")
+    assert "<textarea" not in shown.text  # a part is masked, and would be lost
+    post(page, "/jobs/edit", id=second, path="to", value="ann@example.com", send="0")
+    assert (queue.get(second).payload, queue.get(second).status) == ({"to": "ann@example.com", "token": "t"}, "dead")
+    for fields, why in [
+        ({"payload": "{"}, "the payload is no JSON"),
+        ({"path": "no.where", "value": "1"}, "leads nowhere"),
+    ]:
+        answer = post(page, "/jobs/edit", id=second, **fields)
+        assert answer.status_code == 400
+        assert why in text(answer)
+    changed = post(page, "/jobs/edit", id=first, payload="{}", send="1")
+    assert "Its state had changed" in text(page.get(changed.headers["location"]))
+
+
+def test_the_audit_tells_who_did_what_and_why(queue, conn, page):
+    made = queue.enqueue("mail").id
+    conn.execute("update redrive.jobs set status = 'dead'")
+    post(page, "/jobs/act", do="requeue", id=made, reason="mended")
+    queue.kinds.pause("mail", by="bob", reason="holiday")
+    said = text(page.get("/audit"))
+    assert "mended" in said
+    assert "holiday" in said
+    assert "mended" not in text(page.get("/audit?by=bob"))
+    assert "holiday" not in text(page.get("/audit?action=requeue"))
+
+
 def test_two_operators_at_once_move_each_job_once(queue, conn):
     """OP-03."""
     made = queue.enqueue("mail").id
@@ -417,7 +480,26 @@ def test_cancelling_says_by_whom_and_why(queue, page):
     assert answer.headers["location"] == f"/jobs/{made}"
     job = queue.get(made)
     assert job.status == "failed"
-    assert job.last_error.startswith("cancelled: the customer left (")
+    assert job.last_error == "cancelled: the customer left"
+    [act] = queue.audit.list()
+    assert (act.action, act.reason) == ("cancel", "the customer left")
+    assert act.by
+
+
+def test_a_search_that_a_filter_can_say_is_sent_back_as_one(queue, conn, page):
+    conn.execute(
+        "insert into redrive.jobs (kind, payload, status, last_error) "
+        "select 'mail', jsonb_build_object('to', who), 'dead', what "
+        "from (values ('ann', 'timed out'), ('bob', 'timed out'), ('ann', 'refused')) v(who, what)"
+    )
+    for query in (
+        "kind:mail error:timed payload.to:ann",
+        'error:timed payload.to:"an*"',
+        "status:dead timed payload.to:ann",
+    ):
+        assert "Send back 1 job?" in text(
+            page.get("/jobs/confirm", params={"do": "requeue", "all": "1", "q": query})
+        ), query
 
 
 def test_a_kind_is_paused_limited_and_resumed(queue, page):

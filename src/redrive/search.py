@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from redrive.ended import Ended
 from redrive.errors import InvalidOption
 from redrive.job import STATES
 from redrive.masking import is_secret
@@ -58,6 +59,20 @@ FIRST_PIECE = 4000
 PIECE_SECONDS = 0.04
 
 
+class Value(NamedTuple):
+    """What is to stand at a path of a document."""
+
+    document: str
+    path: str
+    value: str
+    """With a * for anything."""
+
+    @property
+    def array(self) -> str:
+        """The path as a literal of text[]."""
+        return "{" + ",".join('"' + re.sub(r'(["\\])', r"\\\1", part) + '"' for part in self.path.split(".")) + "}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """What is looked for; what isn't given doesn't matter."""
@@ -72,8 +87,7 @@ class Search:
     workers: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    values: tuple[tuple[str, str, str], ...] = ()
-    """Of a document: which, the path as an array literal, and a LIKE pattern."""
+    values: tuple[Value, ...] = ()
     older: timedelta | datetime | None = None
     newer: timedelta | datetime | None = None
     since: timedelta | datetime | None = None
@@ -96,14 +110,30 @@ class Search:
         """Whether it asks for nothing in particular."""
         return self == Search(text=self.text)
 
+    def ended(self, now: datetime) -> Ended | None:
+        """Give the same filter as all sending back takes it, where it can say it; dead jobs unless it says failed."""
+        sayable = replace(self, text="", statuses=(), kinds=(), errors=(), values=(), since=None, until=None)
+        # Kinds are left out also because they are sensitive: no filter for sending back can say so.
+        if sayable != Search() or len(self.kinds) > 1 or len(self.errors) > 1:
+            return None
+        if any(value.document != "payload" or "*" in value.value for value in self.values):
+            return None
+        if not set(self.statuses) <= {"dead", "failed"}:
+            return None
+        return Ended(
+            kind=next(iter(self.kinds), None),
+            error=next(iter(self.errors), None),
+            payload={value.path: value.value for value in self.values} or None,
+            since=_at(self.since, now),
+            until=_at(self.until, now),
+            statuses=self.statuses or ("dead",),
+        )
+
     def params(self, now: datetime) -> dict[str, Any]:
         """Give the filter as the parameters of ``desk_search``."""
 
         def given(values: Iterable[Any]) -> list[Any] | None:
             return list(values) or None
-
-        def at(when: timedelta | datetime | None) -> datetime | None:
-            return now - when if isinstance(when, timedelta) else when
 
         return {
             "way": self.way,
@@ -116,13 +146,13 @@ class Search:
             "workers": given(self.workers),
             "errors": given(map(_containing, self.errors)),
             "words": given(map(_containing, self.words)),
-            "documents": given(value[0] for value in self.values),
-            "paths": given(value[1] for value in self.values),
-            "values": given(value[2] for value in self.values),
-            "created_before": at(self.older),
-            "created_after": at(self.newer),
-            "since": at(self.since),
-            "until": at(self.until),
+            "documents": given(value.document for value in self.values),
+            "paths": given(value.array for value in self.values),
+            "values": given(_like(value.value).replace("*", "%") for value in self.values),
+            "created_before": _at(self.older, now),
+            "created_after": _at(self.newer, now),
+            "since": _at(self.since, now),
+            "until": _at(self.until, now),
         }
 
 
@@ -193,12 +223,11 @@ def _id(value: str) -> int:
     return number
 
 
-def _value(document: str, path: str, value: str) -> tuple[str, str, str]:
+def _value(document: str, path: str, value: str) -> Value:
     parts = [part for part in re.split(r"[.\[\]]", path) if part]
     if secret := next(filter(is_secret, parts), None):
         raise InvalidOption(f"{document}.{path}: what stands under {secret} is masked, and not searched either")
-    literal = "{" + ",".join('"' + re.sub(r'(["\\])', r"\\\1", part) + '"' for part in parts) + "}"
-    return document, literal, _like(value).replace("*", "%")
+    return Value(document, ".".join(parts), value)
 
 
 def _when(name: str, value: str) -> timedelta | datetime:
@@ -214,6 +243,10 @@ def _when(name: str, value: str) -> timedelta | datetime:
     if when.tzinfo is None:
         raise InvalidOption(f"{name}:{value}: say in which zone, as in {when.isoformat()}Z")
     return when
+
+
+def _at(when: timedelta | datetime | None, now: datetime) -> datetime | None:
+    return now - when if isinstance(when, timedelta) else when
 
 
 def _like(text: str) -> str:

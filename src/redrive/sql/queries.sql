@@ -1667,11 +1667,6 @@ WHERE status = 'pending' AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind, priority, lane, run_at, id
 LIMIT %(limit)s
 
--- name: desk_audit
-SELECT id, at, by, action, filter, reason, moved, skipped, job_id FROM {audit}
-WHERE %(before)s::bigint IS NULL OR id < %(before)s::bigint
-ORDER BY id DESC LIMIT %(limit)s
-
 -- name: desk_at
 -- When the first job from this id on was enqueued.
 SELECT created_at FROM {jobs} WHERE id >= %(id)s::bigint ORDER BY id LIMIT 1

@@ -1,95 +1,18 @@
-"""What an operator does: each a form that was seen before it was sent, and each with a name to it."""
+"""What an operator does to kinds and schedules: each a form, with a name and a reason to it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from redrive import search
-from redrive.ended import Ended
 from redrive.errors import InvalidOption
-from redrive.job import LIVE
 from redrive.settings import seconds
-from redrive.web.page import Done, Form, Page, Refused
-from redrive.words import jobs as in_words
-from redrive.words import number
+from redrive.web.page import Done, Form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from starlette.requests import Request
 
     from redrive.web.app import Desk
-
-MOST = 10_000
-"""Jobs that one form of the desk moves; there is `redrive requeue` for more at once."""
-PATIENCE = 10.0
-"""Seconds for which "all that match" are gathered."""
-DEEDS = {
-    "requeue": ("Send back", "sent back", ("dead", "failed")),
-    "cancel": ("Cancel", "cancelled", LIVE),
-}
-
-
-def confirm(desk: Desk, request: Request) -> Page:
-    """Show what a deed would be done to, before it is."""
-    deed = request.query_params.get("do", "")
-    if deed not in DEEDS:
-        raise InvalidOption(f"do is {deed!r:.40}: one of {', '.join(DEEDS)}")
-    text = request.query_params.get("q", "")
-    every = request.query_params.get("all") == "1"
-    ids = [] if every else _ids(request.query_params.getlist("id"))
-    if not ids and not every:
-        raise Refused("No job was selected: tick some, or choose all that match.")
-    rows = list(_meant(desk, deed, text, ids))
-    fitting = [row for row in rows if row.status in DEEDS[deed][2]]
-    by_kind: dict[tuple[str, str], int] = {}
-    for row in fitting:
-        by_kind[row.kind, row.status] = by_kind.get((row.kind, row.status), 0) + 1
-    return Page(
-        "confirm.html",
-        {
-            "nav": "jobs",
-            "deed": deed,
-            "verb": DEEDS[deed][0],
-            "q": text,
-            "every": every,
-            "ids": [row.id for row in fitting] if not every else [],
-            "count": len(fitting),
-            "strays": len(rows) - len(fitting),
-            "by_kind": sorted(by_kind.items(), key=lambda item: -item[1]),
-            "sample": [row.id for row in fitting[:10]],
-            "at_most": len(rows) >= MOST,
-            "most": MOST,
-        },
-    )
-
-
-def act(desk: Desk, request: Request, form: Form) -> Done:
-    """Send jobs back, or cancel them."""
-    desk.demand_writable()
-    deed, text = form.text("do"), form.text("q")
-    if deed not in DEEDS:
-        raise InvalidOption(f"do is {deed!r:.40}: one of {', '.join(DEEDS)}")
-    every = form.text("all") == "1"
-    ids = [row.id for row in _meant(desk, deed, text, [])] if every else _ids(form.all("id"))
-    if not ids:
-        raise Refused("No job was selected.")
-    verb = DEEDS[deed][1]
-    moved, asked = 0, 0
-    if deed == "requeue":
-        moved = len(desk.queue.requeue(Ended(ids=ids, statuses=("dead", "failed")), by=desk.by(request)))
-    else:
-        states = list(desk.queue.cancel(*ids, by=desk.by(request), reason=_reason(desk, request, form)).values())
-        moved, asked = states.count("pending"), states.count("running")
-    said = f"{in_words(moved)} {verb}" + (f", {number(asked)} running asked to stop" if asked else "")
-    if skipped := len(ids) - moved - asked:
-        said += f"; {number(skipped)} left alone, their state had changed"
-    alone = form.text("back") == "job" and len(ids) == 1
-    if alone:
-        return Done("job", said + ".", params={"id": str(ids[0])}, bad=not moved + asked)
-    return Done("jobs", said + ".", {"q": text or None}, bad=not moved + asked)
 
 
 def pause_kind(desk: Desk, request: Request, form: Form) -> Done:
@@ -111,21 +34,21 @@ def resume_kind(desk: Desk, request: Request, form: Form) -> Done:
     return Done("kinds", f"{what} is over." if was else f"{kind} was not paused.", bad=not was)
 
 
-def limit_kind(desk: Desk, request: Request, form: Form) -> Done:  # noqa: ARG001 - as every action
+def limit_kind(desk: Desk, request: Request, form: Form) -> Done:
     """Set how much of a kind may run."""
     desk.demand_writable()
     kind = form.text("kind")
     limits: dict[str, Any] = {
         "running": _count(form, "running"),
-        "rate": _rate(form, "rate"),
+        "rate": read_rate(form, "rate"),
         "burst": _count(form, "burst"),
         "lane_running": _count(form, "lane_running"),
-        "lane_rate": _rate(form, "lane_rate"),
+        "lane_rate": read_rate(form, "lane_rate"),
         "lane_burst": _count(form, "lane_burst"),
     }
-    desk.queue.kinds.limit(kind, **{name: value for name, value in limits.items() if value is not None})
-    has = any(value is not None for value in limits.values())
-    return Done("kinds", f"The limits of {kind} are set." if has else f"{kind} has no limits.", {"kind": kind})
+    given = {name: value for name, value in limits.items() if value is not None}
+    desk.queue.kinds.limit(kind, by=desk.by(request), **given)
+    return Done("kinds", f"The limits of {kind} are set." if given else f"{kind} has no limits.", {"kind": kind})
 
 
 def pause_schedule(desk: Desk, request: Request, form: Form) -> Done:
@@ -136,46 +59,20 @@ def pause_schedule(desk: Desk, request: Request, form: Form) -> Done:
     return Done("schedule", f"{name} is paused.", {"name": name})
 
 
-def resume_schedule(desk: Desk, request: Request, form: Form) -> Done:  # noqa: ARG001 - as every action
+def resume_schedule(desk: Desk, request: Request, form: Form) -> Done:
     """Let a schedule go on."""
     desk.demand_writable()
     name = form.text("name")
-    desk.queue.schedules.resume(name)
+    desk.queue.schedules.resume(name, by=desk.by(request))
     return Done("schedule", f"{name} goes on from its next slot.", {"name": name})
 
 
-def run_schedule(desk: Desk, request: Request, form: Form) -> Done:  # noqa: ARG001 - as every action
+def run_schedule(desk: Desk, request: Request, form: Form) -> Done:
     """Enqueue a schedule's job now."""
     desk.demand_writable()
     name = form.text("name")
-    made = desk.queue.schedules.run(name)
+    made = desk.queue.schedules.run(name, by=desk.by(request))
     return Done("schedule", f"Job {made.id} of {name} is enqueued.", {"name": name})
-
-
-def _meant(desk: Desk, deed: str, text: str, ids: list[int]) -> Iterator[Any]:
-    """Go through the jobs that are meant: those with these ids, or all that match and are in a state for it."""
-    if ids:
-        wanted = search.Search(ids=tuple(ids))
-    else:
-        wanted = search.read(text, sensitive=desk.curtain.sensitive)
-        wanted = wanted if wanted.statuses else replace(wanted, statuses=DEEDS[deed][2])
-    finder = search.Finder(desk.queue.schema, desk.reader.ask, budget=PATIENCE)
-    found = finder.page(wanted, desk.now(), limit=MOST)
-    if not found.searched:
-        raise Refused("To find all that match takes too long here: narrow it down, such as by status: or id:.")
-    yield from found.rows
-
-
-def _ids(texts: list[str]) -> list[int]:
-    try:
-        return [int(text) for text in dict.fromkeys(texts)]
-    except ValueError:
-        raise InvalidOption("an id is a whole number") from None
-
-
-def _reason(desk: Desk, request: Request, form: Form) -> str:
-    said, by = form.text("reason"), desk.by(request)
-    return f"{said} ({by})" if said else f"by {by}"
 
 
 def _until(desk: Desk, text: str) -> datetime | None:
@@ -199,7 +96,12 @@ def _count(form: Form, name: str) -> int | None:
     return int(text)
 
 
-def _rate(form: Form, name: str) -> float | None:
+def read_rate(form: Form, name: str) -> float | None:
+    """Read a rate like 10/s, 300/min or 1/h, in starts a second; None where there is none.
+
+    Raises:
+        InvalidOption: when it can't be read.
+    """
     text = form.text(name)
     if not text:
         return None

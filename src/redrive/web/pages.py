@@ -9,9 +9,9 @@ from starlette.exceptions import HTTPException
 
 from redrive import schedules as plans
 from redrive import search, situation, store
+from redrive.audit import Act, Audit, Which
 from redrive.curtain import gist
 from redrive.errors import InvalidOption
-from redrive.groups import listed
 from redrive.timetable import timetable
 from redrive.web.page import Page
 from redrive.web.readings import drawn, known_kinds, part, pressure
@@ -59,15 +59,6 @@ def now(desk: Desk, request: Request) -> Page:
         "now": desk.now(),
     }
     return Page("now.html", context)
-
-
-def dead(desk: Desk, request: Request) -> Page:
-    """Dead jobs by kind and error."""
-    kind = request.query_params.get("kind") or None
-    groups = desk.shared.get(
-        ("dead", kind), 10.0, lambda: desk.reader.ask(listed(desk.queue.schema, kind=kind, retrying=False, limit=100))
-    )
-    return Page("dead.html", {"nav": "dead", "groups": groups, "kind": kind, "failing": part(desk, "failing")})
 
 
 def jobs(desk: Desk, request: Request) -> Page:
@@ -184,23 +175,24 @@ def schedule(desk: Desk, request: Request) -> Page:
 
 def audit(desk: Desk, request: Request) -> Page:
     """Who did what."""
-    before = _id(request.query_params.get("from"))
-    rows = desk.shared.get(
-        ("audit", before),
-        5.0,
-        lambda: desk.reader.ask(desk.reader.statement("desk_audit", before=before, limit=ROWS + 1)),
-    )
+    asked = request.query_params
+    before = asked.get("from", "")
+    which: Which = {
+        "by": asked.get("by") or None,
+        "action": asked.get("action") or None,
+        "before": int(before) if before.isdecimal() and len(before) < 19 else None,  # noqa: PLR2004 - digits of a bigint
+        "limit": ROWS + 1,
+    }
+    rows = desk.shared.get(("audit", *which.values()), 5.0, lambda: Audit(desk.reader).list(**which))
     after = rows[ROWS - 1].id if len(rows) > ROWS else None
-    return Page("audit.html", {"nav": "audit", "rows": [_audited(desk, row) for row in rows[:ROWS]], "after": after})
+    context = {"rows": [audited(desk, row) for row in rows[:ROWS]], "after": after, "which": which}
+    return Page("audit.html", {"nav": "audit", **context})
 
 
-def _audited(desk: Desk, row: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = row._asdict()
-    return fields | {"filter": desk.curtain.data("", row.filter)}
-
-
-def _id(text: str | None) -> int | None:
-    try:
-        return None if not text else int(text)
-    except ValueError:
-        raise InvalidOption(f"from is {text!r:.40}: it is the id of a job") from None
+def audited(desk: Desk, row: Act) -> dict[str, Any]:
+    """Give what somebody did, its secrets out of sight; of a payload nothing, where its kind is sensitive."""
+    fields = vars(row).copy()
+    kind = row.filter.get("kind") if isinstance(row.filter, dict) else None
+    for name in ("filter", "before", "after"):
+        fields[name] = desk.curtain.data(kind if isinstance(kind, str) else "", fields[name])
+    return fields

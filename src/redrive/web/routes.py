@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route
 
-from redrive.web import deeds, entrance, pages, story
+from redrive.web import deeds, entrance, letters, pages, sending, story
 
 if TYPE_CHECKING:
     from redrive.web.app import Desk
@@ -16,9 +16,10 @@ def routes(desk: Desk) -> list[Route]:
     """List the routes of *desk*."""
     looks = {
         "now": ("/", pages.now),
-        "dead": ("/dead", pages.dead),
+        "dead": ("/dead", letters.dead),
+        "group": ("/dead/group", letters.group),
         "jobs": ("/jobs", pages.jobs),
-        "confirm": ("/jobs/confirm", deeds.confirm),
+        "confirm": ("/jobs/confirm", sending.confirm),
         "job": ("/jobs/{id}", story.job),
         "kinds": ("/kinds", pages.kinds),
         "workers": ("/workers", pages.workers),
@@ -28,7 +29,9 @@ def routes(desk: Desk) -> list[Route]:
         "login": ("/login", entrance.login_page),
     }
     acts = {
-        "act": ("/jobs/act", deeds.act),
+        "act": ("/jobs/act", sending.act),
+        "edit": ("/jobs/edit", sending.edit),
+        "stop_requeue": ("/dead/stop", sending.stop),
         "pause_kind": ("/kinds/pause", deeds.pause_kind),
         "resume_kind": ("/kinds/resume", deeds.resume_kind),
         "limit_kind": ("/kinds/limit", deeds.limit_kind),

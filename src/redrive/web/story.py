@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from redrive import store
+from redrive.audit import Audit
 from redrive.job import Job
 from redrive.masking import mask_text
 from redrive.web import picture
 from redrive.web.page import Page
+from redrive.web.pages import audited
 from redrive.words import one_line, span
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ def job(desk: Desk, request: Request) -> Page:
         "left_out": max(0, len(failures) - SHOWN),
         "stretches": stretches,
         "drawing": picture.timeline(stretches, now) if stretches else "",
+        "acts": [audited(desk, each) for each in Audit(desk.reader).list(job=int(text), limit=20)],
+        "whole": row is not None and desk.curtain.data(row.kind, row.payload) == row.payload,
         "deeds": DEEDS.get(row.status, ()) if row else (),
         "state": state(row, now) if row else "gone",
         "now": now,
