@@ -25,7 +25,7 @@ WINDOW = 2000
 """Jobs that one statement looks at for those that are meant."""
 BURST = 5.0
 """Seconds of a rate that may be made up for at once, after a time in which nobody advanced it."""
-MOST_PATHS = 10
+MOST_PATHS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class Ended:
             "error": store.containing(self.error),
             "since": store.instant(self.since, "since"),
             "until": store.instant(self.until, "until"),
-            "payload": _paths(self.payload),
             "statuses": list(self.statuses),
+            **_paths(self.payload),
         }
 
     def written(self) -> str:
@@ -135,16 +135,16 @@ def _batch(schema: str, which: dict[str, Any], **how: Any) -> Statement[Any]:
     return lenient("requeue_jobs", schema, namedtuple_row, **which, **how, window=WINDOW, burst=BURST)
 
 
-def _paths(payload: Mapping[str, Any] | None) -> str | None:
-    if payload is None:
-        return None
-    if not isinstance(payload, Mapping) or len(payload) > MOST_PATHS:
+def _paths(payload: Mapping[str, Any] | None) -> dict[str, Any]:
+    if payload is not None and (not isinstance(payload, Mapping) or len(payload) > MOST_PATHS):
         raise InvalidOption(f"payload is {payload!r:.80}: give up to {MOST_PATHS} paths, each with its value")
-    for path in payload:
+    given: dict[str, Any] = dict.fromkeys(f"{what}{n}" for n in range(1, MOST_PATHS + 1) for what in ("path", "value"))
+    for number, (path, value) in enumerate((payload or {}).items(), 1):
         if not isinstance(path, str) or not path or not all(path.split(".")):
             raise InvalidOption(f"payload path is {path!r:.80}: write it as in to, user.name or items.0.sku")
         store.said(path, "payload path")
-    return json.dumps([{"path": path.split("."), "value": _spelt(value)} for path, value in payload.items()])
+        given |= {f"path{number}": path.split("."), f"value{number}": _spelt(value)}
+    return given
 
 
 def _spelt(value: Any) -> str | None:

@@ -1673,20 +1673,40 @@ SELECT created_at FROM {jobs} WHERE id >= %(id)s::bigint ORDER BY id LIMIT 1
 ------------------------------------------------------------------------------------------------ what needs a human, and sending it back
 
 -- name: failure_groups
--- The groups with dead jobs, or with jobs that failed and will be tried again; or the :group of :kind alone. Both indexes are
+-- The groups with dead jobs, or with jobs that failed and will be tried again; or the :group of :kind alone. Each index is
 -- walked group by group (a loose index scan), and each count ends at :cap, so that the answer takes as long for a million dead
--- as for ten thousand. What history knows is asked of the groups on the page alone, within its index.
+-- as for ten thousand. Dead jobs of ours are counted within their index. What history knows is asked of the groups on the
+-- page alone, within its index.
 WITH RECURSIVE dying AS (
-    (SELECT kind, {failure_group}(fingerprint, locked_by, last_error) AS grp FROM {jobs}
-     WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+    (SELECT kind, fingerprint AS grp FROM {jobs}
+     WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
        AND %(group)s::text IS NULL AND kind >= coalesce(%(kind)s::text, '')
-     ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error) LIMIT 1)
+     ORDER BY kind, fingerprint LIMIT 1)
     UNION ALL
     SELECT n.kind, n.grp
     FROM dying l
     CROSS JOIN LATERAL (
+        SELECT kind, fingerprint AS grp FROM {jobs}
+        WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+          AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+          AND (kind, fingerprint) > (l.kind, l.grp)
+        ORDER BY kind, fingerprint LIMIT 1
+    ) n
+    WHERE l.kind = coalesce(%(kind)s::text, l.kind)
+), strange AS (
+    (SELECT kind, {failure_group}(fingerprint, locked_by, last_error) AS grp FROM {jobs}
+     WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
+       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+       AND %(group)s::text IS NULL AND kind >= coalesce(%(kind)s::text, '')
+     ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error) LIMIT 1)
+    UNION ALL
+    SELECT n.kind, n.grp
+    FROM strange l
+    CROSS JOIN LATERAL (
         SELECT kind, {failure_group}(fingerprint, locked_by, last_error) AS grp FROM {jobs}
-        WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+        WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
+          AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
           AND (kind, {failure_group}(fingerprint, locked_by, last_error)) > (l.kind, l.grp)
         ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error) LIMIT 1
     ) n
@@ -1706,10 +1726,13 @@ WITH RECURSIVE dying AS (
     ) n
     WHERE l.kind = coalesce(%(kind)s::text, l.kind)
 ), each AS MATERIALIZED (
-    SELECT kind, grp
-    FROM ((SELECT * FROM dying LIMIT %(groups)s) UNION (SELECT * FROM failing LIMIT %(groups)s)
-          UNION SELECT %(kind)s, %(group)s WHERE %(group)s IS NOT NULL) g
+    SELECT kind, grp, bool_or(is_strange) AS is_strange
+    FROM ((SELECT kind, grp, false AS is_strange FROM dying LIMIT %(groups)s)
+          UNION ALL (SELECT kind, grp, true FROM strange LIMIT %(groups)s)
+          UNION ALL (SELECT kind, grp, false FROM failing LIMIT %(groups)s)
+          UNION ALL SELECT %(kind)s, %(group)s, true WHERE %(group)s IS NOT NULL) g
     WHERE kind = coalesce(%(kind)s, kind) AND starts_with(grp, %(prefix)s::text)
+    GROUP BY kind, grp
 ), page AS MATERIALIZED (
     SELECT g.kind, g.grp, d.dead, r.retrying, d.first, d.last, d.sample
     FROM each g
@@ -1717,12 +1740,21 @@ WITH RECURSIVE dying AS (
         SELECT count(*) AS dead, min(updated_at) AS first, max(updated_at) AS last,
                (array_agg(id ORDER BY id DESC))[1:3] AS sample
         FROM (
-            SELECT id, updated_at FROM {jobs}
-            WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-              AND kind = g.kind AND {failure_group}(fingerprint, locked_by, last_error) = g.grp
-              AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
-            ORDER BY id DESC
-            LIMIT %(cap)s + 1
+            (SELECT id, updated_at FROM {jobs}
+             WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+               AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+               AND kind = g.kind AND fingerprint = g.grp
+               AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+             ORDER BY id DESC
+             LIMIT %(cap)s + 1)
+            UNION ALL
+            (SELECT id, updated_at FROM {jobs}
+             WHERE g.is_strange AND (fingerprint IS NULL OR locked_by IS NOT NULL)
+               AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+               AND kind = g.kind AND {failure_group}(fingerprint, locked_by, last_error) = g.grp
+               AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
+             ORDER BY id DESC
+             LIMIT %(cap)s + 1)
         ) x
     ) d
     CROSS JOIN LATERAL (
@@ -1779,10 +1811,20 @@ LIMIT 1
 
 -- name: dead_of_group
 -- Newest first, a page before a known id.
-SELECT * FROM {jobs}
-WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-  AND kind = %(kind)s AND {failure_group}(fingerprint, locked_by, last_error) = %(group)s
-  AND id < coalesce(%(before)s::bigint, 9223372036854775807)
+SELECT * FROM (
+    (SELECT * FROM {jobs}
+     WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+       AND kind = %(kind)s AND fingerprint = %(group)s AND id < coalesce(%(before)s::bigint, 9223372036854775807)
+     ORDER BY id DESC LIMIT %(limit)s)
+    UNION ALL
+    (SELECT * FROM {jobs}
+     WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
+       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+       AND kind = %(kind)s AND {failure_group}(fingerprint, locked_by, last_error) = %(group)s
+       AND id < coalesce(%(before)s::bigint, 9223372036854775807)
+     ORDER BY id DESC LIMIT %(limit)s)
+) j
 ORDER BY id DESC
 LIMIT %(limit)s
 
@@ -1791,20 +1833,41 @@ LIMIT %(limit)s
 SELECT count(*) AS jobs, min(updated_at) AS first, max(updated_at) AS last, (array_agg(id ORDER BY id))[1:10] AS sample,
        coalesce(max(id), 0) AS last_id, {clock}() AS now
 FROM (
-    SELECT id, updated_at FROM {jobs}
-    WHERE status IN ('failed', 'dead')
-      AND (status = ANY(%(statuses)s::text[])
+    SELECT id, updated_at
+    FROM (
+        SELECT * FROM {jobs}
+        WHERE %(group)s::text IS NULL AND %(ids)s::bigint[] IS NULL AND 'dead' = ANY(%(statuses)s::text[]) AND status = 'dead'
+        UNION ALL
+        SELECT * FROM {jobs}
+        WHERE %(group)s IS NULL AND %(ids)s IS NULL AND 'dead' = ANY(%(statuses)s) AND 'failed' <> ALL(%(statuses)s)
+          AND status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')
+        UNION ALL
+        SELECT * FROM {jobs}
+        WHERE %(group)s IS NULL AND %(ids)s IS NULL AND 'failed' = ANY(%(statuses)s) AND status = 'failed'
+        UNION ALL
+        SELECT * FROM {jobs}
+        WHERE %(group)s IS NULL AND %(ids)s IS NOT NULL AND id = ANY(%(ids)s) AND status || '' IN ('failed', 'dead')
+        UNION ALL
+        SELECT * FROM {jobs}
+        WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+          AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+          AND kind = %(kind)s::text AND fingerprint = %(group)s
+        UNION ALL
+        SELECT * FROM {jobs}
+        WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
+          AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+          AND kind = %(kind)s AND {failure_group}(fingerprint, locked_by, last_error) = %(group)s
+    ) j
+    WHERE (status = ANY(%(statuses)s::text[])
            OR 'dead' = ANY(%(statuses)s::text[]) AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-      AND (%(group)s::text IS NULL OR {failure_group}(fingerprint, locked_by, last_error) = %(group)s
-           AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')))
       AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
       AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
       AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s)
-      AND (%(payload)s::text IS NULL OR NOT EXISTS (
-          SELECT FROM jsonb_array_elements(%(payload)s::jsonb) c
-          WHERE payload #>> ARRAY(SELECT jsonb_array_elements_text(c -> 'path')) IS DISTINCT FROM c ->> 'value'
-      ))
+      AND (%(path1)s::text[] IS NULL OR payload #>> %(path1)s IS NOT DISTINCT FROM %(value1)s::text)
+      AND (%(path2)s::text[] IS NULL OR payload #>> %(path2)s IS NOT DISTINCT FROM %(value2)s::text)
+      AND (%(path3)s::text[] IS NULL OR payload #>> %(path3)s IS NOT DISTINCT FROM %(value3)s::text)
+      AND (%(path4)s::text[] IS NULL OR payload #>> %(path4)s IS NOT DISTINCT FROM %(value4)s::text)
     LIMIT %(most)s
 ) meant
 
@@ -1854,6 +1917,14 @@ WITH pace AS MATERIALIZED (
         UNION
         (SELECT id FROM {jobs}
          WHERE %(group)s::text IS NOT NULL AND (SELECT quota FROM pace) > 0
+           AND fingerprint IS NOT NULL AND locked_by IS NULL
+           AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+           AND kind = %(kind)s AND fingerprint = %(group)s AND id > %(after)s AND id <= %(last)s
+         ORDER BY id LIMIT %(window)s)
+        UNION
+        (SELECT id FROM {jobs}
+         WHERE %(group)s::text IS NOT NULL AND (SELECT quota FROM pace) > 0
+           AND (fingerprint IS NULL OR locked_by IS NOT NULL)
            AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
            AND kind = %(kind)s AND {failure_group}(fingerprint, locked_by, last_error) = %(group)s
            AND id > %(after)s AND id <= %(last)s
@@ -1875,10 +1946,10 @@ WITH pace AS MATERIALIZED (
       AND (%(error)s::text IS NULL OR last_error ILIKE %(error)s)
       AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s)
       AND (%(until)s::timestamptz IS NULL OR updated_at <= %(until)s)
-      AND (%(payload)s::text IS NULL OR NOT EXISTS (
-          SELECT FROM jsonb_array_elements(%(payload)s::jsonb) c
-          WHERE payload #>> ARRAY(SELECT jsonb_array_elements_text(c -> 'path')) IS DISTINCT FROM c ->> 'value'
-      ))
+      AND (%(path1)s::text[] IS NULL OR payload #>> %(path1)s IS NOT DISTINCT FROM %(value1)s::text)
+      AND (%(path2)s::text[] IS NULL OR payload #>> %(path2)s IS NOT DISTINCT FROM %(value2)s::text)
+      AND (%(path3)s::text[] IS NULL OR payload #>> %(path3)s IS NOT DISTINCT FROM %(value3)s::text)
+      AND (%(path4)s::text[] IS NULL OR payload #>> %(path4)s IS NOT DISTINCT FROM %(value4)s::text)
     ORDER BY id
     LIMIT coalesce((SELECT quota FROM pace), 0)
     FOR UPDATE SKIP LOCKED

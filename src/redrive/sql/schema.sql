@@ -744,7 +744,7 @@ CREATE INDEX jobs_claim_idx ON redrive.jobs USING btree (kind, priority, lane, r
 
 CREATE INDEX jobs_counted_idx ON redrive.jobs USING btree (kind, lane) WHERE (counted AND (((status)::text || ''::text) = 'running'::text));
 
-CREATE INDEX jobs_dead_idx ON redrive.jobs USING btree (kind, redrive.failure_group(fingerprint, locked_by, last_error), id) WHERE (((status)::text = 'dead'::text) OR (((status)::text = 'failed'::text) AND ((last_error IS NULL) OR (last_error !~ '^(cancelled|discarded)'::text))));
+CREATE INDEX jobs_dead_idx ON redrive.jobs USING btree (kind, fingerprint, id) INCLUDE (updated_at) WHERE ((fingerprint IS NOT NULL) AND (locked_by IS NULL) AND (((status)::text = 'dead'::text) OR (((status)::text = 'failed'::text) AND ((last_error IS NULL) OR (last_error !~ '^(cancelled|discarded)'::text)))));
 
 CREATE INDEX jobs_ended_idx ON redrive.jobs USING btree (status, id) WHERE ((status)::text = ANY (ARRAY['failed'::text, 'dead'::text]));
 
@@ -757,6 +757,8 @@ CREATE UNIQUE INDEX jobs_key_idx ON redrive.jobs USING btree (key) WHERE ((key I
 CREATE INDEX jobs_retrying_idx ON redrive.jobs USING btree (kind, fingerprint, id) WHERE ((fingerprint IS NOT NULL) AND (attempts > 0) AND (((status)::text || ''::text) = 'pending'::text));
 
 CREATE INDEX jobs_running_idx ON redrive.jobs USING btree (locked_by, id) WHERE ((status)::text = 'running'::text);
+
+CREATE INDEX jobs_strange_idx ON redrive.jobs USING btree (kind, redrive.failure_group(fingerprint, locked_by, last_error), id) WHERE (((fingerprint IS NULL) OR (locked_by IS NOT NULL)) AND (((status)::text = 'dead'::text) OR (((status)::text = 'failed'::text) AND ((last_error IS NULL) OR (last_error !~ '^(cancelled|discarded)'::text)))));
 
 CREATE INDEX jobs_unexplained_idx ON redrive.jobs USING btree (id) WHERE (((status)::text = 'failed'::text) AND ((last_error IS NULL) OR (last_error !~ '^(cancelled|discarded)'::text)));
 

@@ -18,9 +18,14 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
                '[0-9]+([.,:][0-9]+)*', '<n>', 'g'), 500), 0)), 16, '0') END
 $$;
 
--- What needs a human, group by group. A `failed` without one of our reasons was written by a stranger, and does too.
-CREATE INDEX jobs_dead_idx ON {jobs} (kind, {failure_group}(fingerprint, locked_by, last_error), id)
-    WHERE status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)');
+-- What needs a human, group by group. A `failed` without one of our reasons was written by a stranger, and does too. Ours are
+-- counted in their index alone; what strangers wrote has to be worked out, and is apart.
+CREATE INDEX jobs_dead_idx ON {jobs} (kind, fingerprint, id) INCLUDE (updated_at)
+    WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+      AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'));
+CREATE INDEX jobs_strange_idx ON {jobs} (kind, {failure_group}(fingerprint, locked_by, last_error), id)
+    WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
+      AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'));
 CREATE INDEX jobs_unexplained_idx ON {jobs} (id)
     WHERE status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)');
 CREATE INDEX jobs_retrying_idx ON {jobs} (kind, fingerprint, id)
