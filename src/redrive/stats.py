@@ -184,7 +184,7 @@ class Stats:
         """
         length, _ = _cut(span, None)
         now = self._queue.ask(_clock(self._queue.schema), connection)[0].now
-        return _whole(self._queue.ask(self._sums(now, length, None, None), connection), now, length)
+        return _whole(self._queue.ask(self._sums(now, length, None, None, by_kind=True), connection), now, length)
 
     async def kinds_async(
         self, span: float | timedelta | str, *, connection: AsyncConnection[Any] | None = None
@@ -192,7 +192,27 @@ class Stats:
         """Sum up each kind from async code; see :meth:`kinds`."""
         length, _ = _cut(span, None)
         now = (await self._queue.ask_async(_clock(self._queue.schema), connection))[0].now
-        return _whole(await self._queue.ask_async(self._sums(now, length, None, None), connection), now, length)
+        return _whole(
+            await self._queue.ask_async(self._sums(now, length, None, None, by_kind=True), connection), now, length
+        )
+
+    def total(self, span: float | timedelta | str, *, connection: Connection[Any] | None = None) -> Sum:
+        """Sum up the last *span*, all kinds together, by whole minutes.
+
+        Raises:
+            InvalidOption: as :meth:`series`.
+        """
+        length, _ = _cut(span, None)
+        now = self._queue.ask(_clock(self._queue.schema), connection)[0].now
+        return _all(self._queue.ask(self._sums(now, length, None, None), connection), now, length)
+
+    async def total_async(
+        self, span: float | timedelta | str, *, connection: AsyncConnection[Any] | None = None
+    ) -> Sum:
+        """Sum up all kinds together from async code; see :meth:`total`."""
+        length, _ = _cut(span, None)
+        now = (await self._queue.ask_async(_clock(self._queue.schema), connection))[0].now
+        return _all(await self._queue.ask_async(self._sums(now, length, None, None), connection), now, length)
 
     def deploys(self, span: float | timedelta | str, *, connection: Connection[Any] | None = None) -> list[Deploy]:
         """List which versions of the application came within the last *span*, the oldest first."""
@@ -221,13 +241,19 @@ class Stats:
         return await self._queue.ask_async(depths(self._queue.schema, most), connection)
 
     def _sums(
-        self, now: float, length: float, kind: str | Handler[Any, Any] | None, cut: float | None
+        self,
+        now: float,
+        length: float,
+        kind: str | Handler[Any, Any] | None,
+        cut: float | None,
+        *,
+        by_kind: bool = False,
     ) -> Statement[Any]:
         params = {
             "since": _floor(now - length, cut or 60.0),
             "until": now + 60.0,
             "step": cut or 0.0,
-            "by_kind": cut is None,
+            "by_kind": by_kind,
             "kind": _name(kind) or None,
         }
         return Statement(spoken("read_stats", self._queue.schema), tuple_row, params, binary=True, kept=False)
@@ -285,6 +311,10 @@ def _series(rows: list[Any], now: float, length: float, cut: float, kind: str) -
 def _whole(rows: list[Any], now: float, length: float) -> list[Sum]:
     first = _floor(now - length, 60.0)
     return [_sum(count, first, now - first, kind) for (_, kind), count in sorted(_added(rows).items())]
+
+
+def _all(rows: list[Any], now: float, length: float) -> Sum:
+    return next(iter(_whole(rows, now, length)), _sum(None, _floor(now - length, 60.0), length, ""))
 
 
 def _added(rows: list[Any]) -> dict[tuple[int, str], Count]:

@@ -35,6 +35,7 @@ COMMANDS = {
     "workers": "redrive.cli.look",
     "health": "redrive.cli.health",
     "top": "redrive.cli.top",
+    "doctor": "redrive.cli.doctor",
     "ui": "redrive.cli.ui",
     "explain": "redrive.cli.explain",
     "bench": "redrive.cli.bench",

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -91,7 +91,7 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
     }
 
 
-def compose(text: str, schema: str, **more: Identifier | Literal) -> Composed:
+def compose(text: str, schema: str, **more: Composable) -> Composed:
     """Put the installation's names into *text*."""
     return SQL(text).format(**_names(schema), **more)
 

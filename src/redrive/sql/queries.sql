@@ -2116,6 +2116,169 @@ RETURNING id
 DELETE FROM {requeues} WHERE ended_at < {clock}() - make_interval(secs => %(keep)s::float8)
 
 
+------------------------------------------------------------------------------------------------ what the doctor asks
+-- All of it only looks, and reads the catalogs and a bounded number of rows.
+
+-- name: doctor_timeout
+SELECT set_config('statement_timeout', %(timeout)s, true)
+
+-- name: doctor_tables
+SELECT c.relname::text AS name, s.n_live_tup AS live, s.n_dead_tup AS dead, s.n_mod_since_analyze AS changed,
+       s.last_autovacuum AS autovacuumed, greatest(s.last_autovacuum, s.last_vacuum) AS vacuumed,
+       pg_table_size(c.oid) AS bytes, age(c.relfrozenxid) AS frozen_age,
+       coalesce(array_to_string(c.reloptions, ',') ~ 'autovacuum_enabled=(false|off|no|0)', false) AS autovacuum_off
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid
+WHERE n.nspname = {schema_name}::text AND c.relkind = 'r'
+ORDER BY pg_table_size(c.oid) DESC, c.relname
+
+-- name: doctor_indexes
+SELECT c.relname::text AS name, t.relname::text AS table_name, i.indisvalid AND i.indisready AS valid,
+       pg_relation_size(c.oid) AS bytes, greatest(c.reltuples, 0)::bigint AS entries
+FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid
+JOIN pg_class t ON t.oid = i.indrelid
+JOIN pg_namespace n ON n.oid = t.relnamespace
+WHERE n.nspname = {schema_name}::text
+ORDER BY c.relname
+
+-- name: doctor_triggers
+SELECT g.tgname::text AS name, t.relname::text AS table_name, g.tgenabled::text AS enabled
+FROM pg_trigger g
+JOIN pg_class t ON t.oid = g.tgrelid
+JOIN pg_namespace n ON n.oid = t.relnamespace
+WHERE n.nspname = {schema_name}::text AND NOT g.tgisinternal
+ORDER BY g.tgname
+
+-- name: doctor_roles
+-- As whom workers are here now, and this session.
+SELECT usename::text AS role, bool_or(application_name LIKE 'redrive claim %%') AS works
+FROM pg_stat_activity
+WHERE datname = current_database()
+  AND (application_name LIKE 'redrive claim %%' OR pid = pg_backend_pid()) AND usename IS NOT NULL
+GROUP BY usename ORDER BY usename
+
+-- name: doctor_rights
+-- Which of the rights given a role does not have.
+SELECT g.table_name AS name, g.privilege
+FROM unnest(%(tables)s::text[], %(privileges)s::text[]) WITH ORDINALITY AS g(table_name, privilege, nth)
+WHERE NOT coalesce(has_table_privilege(%(role)s::name, to_regclass(format('%%I.%%I', {schema_name}::text, g.table_name)), g.privilege), true)
+ORDER BY g.nth
+
+-- name: doctor_usage
+SELECT has_schema_privilege(%(role)s::name, {schema_name}, 'USAGE') AS allowed
+
+-- name: doctor_sequences
+SELECT sequencename::text AS name, last_value AS last, max_value AS most, cycle
+FROM pg_sequences WHERE schemaname = {schema_name}::text ORDER BY sequencename
+
+-- name: doctor_settings
+SELECT current_setting('autovacuum')::boolean AS autovacuum, current_setting('track_counts')::boolean AS track_counts,
+       (SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout') AS idle_in_transaction,
+       (SELECT setting::bigint FROM pg_settings WHERE name = 'statement_timeout') AS statement_timeout,
+       current_setting('autovacuum_freeze_max_age')::bigint AS freeze_max_age,
+       (SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()) AS frozen_age,
+       current_setting('server_version') AS version, pg_is_in_recovery() AS standby,
+       pg_has_role(current_user, 'pg_monitor', 'MEMBER') OR (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS sees_all,
+       current_user::text AS role, current_database()::text AS database
+
+-- name: doctor_listeners
+-- Living workers that hear nothing: without a session that listens, or with one that is gone.
+SELECT w.name, w.listener_pid IS NULL AS deaf, w.listener_pid IS NOT NULL AND a.pid IS NULL AS gone
+FROM {workers} w
+LEFT JOIN pg_stat_activity a ON a.pid = w.listener_pid
+WHERE w.heartbeat_at > {clock}() - w.lease
+ORDER BY w.name
+
+-- name: doctor_clocks
+SELECT host, max(clock_skew) AS ahead, min(clock_skew) AS least
+FROM {workers} WHERE heartbeat_at > {clock}() - lease AND clock_skew IS NOT NULL
+GROUP BY host ORDER BY host
+
+-- name: doctor_oldest
+-- The oldest succeeded job among the first thousand rows.
+SELECT extract(epoch FROM {clock}() - min(updated_at))::float8 AS age, (SELECT count(*) FROM (SELECT FROM {jobs} LIMIT 1) x) AS any
+FROM (SELECT status, updated_at FROM {jobs} ORDER BY id LIMIT 1000) first
+WHERE status = 'succeeded'
+
+-- name: doctor_statements_place
+SELECT n.nspname::text AS schema, e.extversion AS version, current_setting('server_version_num')::int AS server_version
+FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+WHERE e.extname = 'pg_stat_statements'
+
+-- name: doctor_statements
+-- How much of this database's time went into statements that name the schema, and what a claim takes.
+SELECT sum({total_time})::float8 AS total, coalesce(sum({total_time}) FILTER (WHERE ours), 0)::float8 AS ours,
+       sum(calls) FILTER (WHERE claims)::bigint AS claims,
+       (sum({total_time}) FILTER (WHERE claims) / nullif(sum(calls) FILTER (WHERE claims), 0))::float8 AS claim_ms,
+       extract(epoch FROM clock_timestamp() - {since})::float8 AS seconds
+FROM (
+    SELECT *, position(%(quoted)s::text IN query) > 0 OR position({schema_name}::text || '.jobs' IN query) > 0 AS ours,
+           query LIKE '%%due AS MATERIALIZED%%SKIP LOCKED%%' AND position(%(quoted)s::text IN query) > 0 AS claims
+    FROM {statements_view} s
+    WHERE s.dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+) s
+
+-- name: doctor_counted_since
+(SELECT stats_reset FROM {info_view})
+
+-- name: doctor_counted_since_unknown
+NULL::timestamptz
+
+
+------------------------------------------------------------------------------------------------ what the doctor prescribes
+-- Never run by redrive: shown, with the names put in, to whoever is to run it.
+
+-- name: remedy_end_session
+SELECT pg_terminate_backend({pid});
+
+-- name: remedy_end_prepared
+ROLLBACK PREPARED {gid};
+
+-- name: remedy_drop_slot
+SELECT pg_drop_replication_slot({slot});
+
+-- name: remedy_switch_on
+ALTER SYSTEM SET {setting} = on; SELECT pg_reload_conf();
+
+-- name: remedy_autovacuum
+ALTER TABLE {table} RESET (autovacuum_enabled);
+
+-- name: remedy_vacuum
+VACUUM (ANALYZE) {table};
+
+-- name: remedy_reindex
+REINDEX INDEX CONCURRENTLY {index};
+
+-- name: remedy_drop_index
+DROP INDEX CONCURRENTLY {index};
+
+-- name: remedy_enable_trigger
+ALTER TABLE {table} ENABLE TRIGGER {trigger};
+
+-- name: remedy_usage
+GRANT USAGE ON SCHEMA {schema} TO {role};
+
+-- name: remedy_rights
+GRANT {privileges} ON {table} TO {role};
+
+-- name: remedy_monitor
+GRANT pg_monitor TO {role};
+
+-- name: remedy_sequence
+ALTER SEQUENCE {sequence} AS bigint NO MAXVALUE;
+
+-- name: remedy_idle
+ALTER DATABASE {database} SET idle_in_transaction_session_timeout = '10min';
+
+-- name: remedy_find_listener
+SELECT pid, application_name, state, xact_start FROM pg_stat_activity ORDER BY xact_start;
+
+-- name: remedy_find_slots
+SELECT slot_name FROM pg_replication_slots WHERE NOT active;
+
+
 ------------------------------------------------------------------------------------------------ the schema itself
 
 -- name: installed_version
