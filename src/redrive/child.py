@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
     from redrive.backoff import Backoff
+    from redrive.breaker import Breaker
     from redrive.job import ClaimedJob
 
 START = (
@@ -199,6 +200,7 @@ class Limited:
         self.backoff: Backoff = handler.backoff
         self.retry_on: tuple[type[BaseException], ...] = handler.retry_on
         self.dead_on: tuple[type[BaseException], ...] = handler.dead_on
+        self.breaker: Breaker | None = handler.breaker
         self.fit = True
         """Whether the process will do for another job."""
         self._call, self._limit = handler.call_here, limit

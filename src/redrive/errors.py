@@ -115,13 +115,17 @@ class Retry(Verdict):
     """Try this job again: after the kind's own back-off, or ``after`` so many seconds.
 
     The attempt counts, and a job without attempts left is dead. Nothing is taken off or added to ``after``:
-    a service that says "come back in 90 s" is not called sooner.
+    a service that says "come back in 90 s" is not called sooner. With ``whole_target`` it is not called for other
+    jobs either: those of the same target wait as well, without spending attempts.
     """
 
-    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None, whole_target: bool = False) -> None:
         """Give a *reason* for the humans, and seconds or a timedelta for the clock."""
         self.reason = reason
         self.after = None if after is None else _seconds("Retry(after=...)", after)
+        if whole_target and self.after is None:
+            raise InvalidOption("Retry(whole_target=True): say with after= for how long")
+        self.whole_target = whole_target
 
 
 class Snooze(Verdict):

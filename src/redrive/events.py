@@ -98,6 +98,20 @@ class JobFailed(JobEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobHeld(JobEvent):
+    """A job met an outage of the service that it calls; it waits until that is over, and the attempt does not count."""
+
+    duration: float
+    """Seconds it ran."""
+
+    delay: float
+    """Seconds after which it may be tried again, if it is let through."""
+
+    error: str = ""
+    """Type and message of what was raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDied(JobEvent):
     """A job ended as `dead`: only a human can help it now."""
 
@@ -229,6 +243,44 @@ class LoopBlocked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerEvent(Event):
+    """What all events about a breaker have."""
+
+    kind: str
+    """The kind of jobs."""
+
+    target: str
+    """The lane that is meant; empty for all jobs of the kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerOpened(BreakerEvent):
+    """A service is down: jobs for it are held back without spending attempts."""
+
+    error: str
+    """Type and message of the last failure."""
+
+    hold: float
+    """Seconds until one job is let through as a probe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerClosing(BreakerEvent):
+    """A probe was answered: the jobs that were held back are let out at a rising rate."""
+
+    outage: float
+    """Seconds that it took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerClosed(BreakerEvent):
+    """The jobs that were held back are through."""
+
+    outage: float
+    """Seconds since the breaker opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEvent(Event):
     """What all events about a schedule have."""
 
@@ -272,7 +324,7 @@ class ScheduleBroken(ScheduleEvent):
 EVENT_TYPES: tuple[type[Event], ...] = tuple(
     each
     for each in list(vars().values())
-    if isinstance(each, type) and issubclass(each, Event) and each not in (Event, JobEvent, ScheduleEvent)
+    if isinstance(each, type) and issubclass(each, Event) and each not in (Event, JobEvent, BreakerEvent, ScheduleEvent)
 )
 """Every event there is."""
 

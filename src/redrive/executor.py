@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import Context, copy_context
+from dataclasses import replace
 from time import monotonic as _now
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from redrive.backoff import Backoff, clamp_delay, seconds_until_retry
+from redrive.breaker import Breaker
 from redrive.errors import Dead, Discard, Retry, Snooze, Verdict
 from redrive.failure import LAST_ERROR_LIMIT, FailureText, describe, storable
 from redrive.outcome import (
@@ -64,6 +66,10 @@ class Executable(Protocol):
     @property
     def dead_on(self) -> tuple[type[BaseException], ...]:
         """Exceptions that no other try will mend."""
+
+    @property
+    def breaker(self) -> Breaker | None:
+        """What it takes for an outage of the service that it calls; None for nothing."""
 
 
 async def execute(job: ClaimedJob, handler: Executable) -> Finished:
@@ -204,18 +210,30 @@ def _obey(job: ClaimedJob, handler: Executable, verdict: Verdict) -> Outcome:
         case Dead():
             return Died(describe(verdict))
         case Retry(after=after) if after is not None and not job.last_attempt:
-            return Retried(describe(verdict), clamp_delay(after))
+            return Retried(_blamed(handler, verdict), clamp_delay(after))
         case _:
             return _after_failure(job, handler, verdict)
 
 
 def _after_failure(job: ClaimedJob, handler: Executable, error: BaseException) -> Outcome:
-    failure = describe(error)
     permanent = isinstance(error, handler.dead_on)
     foreign = bool(handler.retry_on) and not isinstance(error, (*handler.retry_on, Retry, TimeoutError))
-    if job.last_attempt or permanent or foreign:
+    if permanent or foreign:
+        return Died(describe(error))
+    failure = _blamed(handler, error)
+    if job.last_attempt:
         return Died(failure)
-    return Retried(failure, seconds_until_retry(handler.backoff, job.attempt))
+    return Retried(failure, max(failure.outage or 0.0, seconds_until_retry(handler.backoff, job.attempt)))
+
+
+def _blamed(handler: Executable, error: BaseException) -> FailureText:
+    """Put *error* into words, and say whether it is the job's or that of the service which the job calls."""
+    failure = describe(error)
+    if handler.breaker is None:
+        return failure
+    said = error.after if isinstance(error, Retry) and error.whole_target else None
+    outage = handler.breaker.asked(error) if said is None else said
+    return failure if outage is None else replace(failure, outage=outage)
 
 
 def _timeout(handler: Executable) -> str:

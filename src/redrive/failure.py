@@ -60,6 +60,10 @@ class FailureText:
     fingerprint: str
     """16 hex digits, the same for the same fault: by type, message without its particulars, and place."""
 
+    outage: float | None = None
+    """Where it tells of the service that the job calls, and not of the job: the seconds for which that asks, 0 if for
+    none."""
+
 
 def describe(error: BaseException) -> FailureText:
     """Put *error* into words; never raises."""

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Un
 from psycopg import AsyncConnection, Connection
 
 from redrive.backoff import Backoff, quadratic
+from redrive.breaker import DEFAULT, Breaker
 from redrive.errors import InvalidOption, UnknownKind
 from redrive.instruments import wrapped
 from redrive.isolation import Isolated, Isolation
 from redrive.store import Wishes
+from redrive.store import name as store_name
 from redrive.typed import decoder_for
 
 if TYPE_CHECKING:
@@ -106,6 +108,10 @@ class Handler(Generic[P, R]):
     """Called with the JobDied event in the process that saw the death, after it was written."""
     isolation: Isolation | None = None
     """Run it in a child process, which can be killed."""
+    breaker: Breaker | None = DEFAULT
+    """When to hold its jobs back, since what they call is down; None for never."""
+    target: Callable[[Any], str] | None = None
+    """Gives the name of the service that a job with this payload calls, such as a host: its lane."""
     registered_in: str = ""
     """The module whose import registers it, where that isn't the function's own."""
     is_async: bool = field(init=False)
@@ -139,6 +145,22 @@ class Handler(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, as if it had not been decorated."""
         return self.function(*args, **kwargs)
+
+    def target_of(self, payload: Any) -> str:
+        """Name the target of a job with this *payload*, a JSON value; '' where it has none.
+
+        Raises:
+            InvalidOption: when the function fails, or gives what can't be a lane.
+        """
+        if self.target is None:
+            return ""
+        try:
+            name = self.target(payload)
+        except Exception as error:
+            raise InvalidOption(
+                f"target of kind {self.kind!r} raised {type(error).__name__}: {error!s:.200} for {payload!r:.80}"
+            ) from error
+        return store_name("" if name is None else name, f"target of kind {self.kind!r}", empty=True)
 
     def enqueue(
         self,

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redrive.job import moment
+from redrive.limits import Limits
 from redrive.trail import HEAD, Point, Trail
 
 if TYPE_CHECKING:
@@ -64,17 +65,6 @@ class Lane:
     trail: Trail = field(default_factory=Trail)
     at: Point = HEAD
     """Where the last claim that found something stopped; behind the mark, if what it found was committed late."""
-
-
-class Limit(NamedTuple):
-    """What is known of a kind that has limits, which the database counts and enforces."""
-
-    pause: float
-    """Seconds after which to ask again, where it has left nothing open."""
-    by_running: bool
-    """It may have room once a job has ended."""
-    until: float = 0.0
-    """Before that, monotonic seconds, it need not be asked."""
 
 
 class Survey(NamedTuple):
@@ -127,8 +117,7 @@ class Lanes:
         self.swept_until = 0.0
         """When the next look at the way behind is due, monotonic seconds."""
         self.heads_are_cheap = True
-        self.limits: dict[str, Limit] = {}
-        """By kind, of those kinds that have any."""
+        self.limits = Limits()
         self._kinds = list(kinds)
         self._lanes: dict[Key, Lane] = {}
         self._turn: deque[Key] = deque()
@@ -174,10 +163,7 @@ class Lanes:
         new, due, due_in = 0, False, float("inf")
         self._clock = now - last.run_at / 1e6
         firsts: dict[Key, Any] = {}
-        self.limits = {
-            kind: Limit(pause, by_running, self.limits[kind].until if kind in self.limits else 0.0)
-            for kind, pause, by_running in zip(last.limited, last.pauses, last.by_running, strict=True)
-        }
+        self.limits.learn(last)
         for row in found:
             key = (row.kind, row.priority, row.lane)
             new += key not in self._lanes
@@ -187,7 +173,7 @@ class Lanes:
             wait = (row.run_at - last.run_at) / 1e6 if row.run_at < NEVER else float("inf")
             if wait <= 0:
                 lane.due_since = now + wait
-                wait = max(0.0, self.limits[row.kind].until - now) if row.kind in self.limits else 0.0
+                wait = max(0.0, self.limits.until(row.kind) - now)
             if wait > 0:
                 due_in = min(due_in, wait)
             else:
@@ -270,18 +256,8 @@ class Lanes:
                 cut = full and len(ordered) >= plan.limit
                 lane.rich = bool(taken) and (cut or len(taken) >= quota)
         if plan.limited and not full:
-            for kind in {lane.kind for lane in plan.lanes} & self.limits.keys():
-                self.limits[kind] = self.limits[kind]._replace(until=now + self.limits[kind].pause)
+            self.limits.exhausted({lane.kind for lane in plan.lanes}, now)
         return ordered
-
-    def freed(self, kinds: Iterable[str]) -> bool:
-        """Learn that jobs of *kinds* have ended; gives whether a limit may now have room that had none."""
-        some = False
-        for kind in set(kinds) & self.limits.keys():
-            if self.limits[kind].by_running:
-                some = some or self.limits[kind].until > 0
-                self.limits[kind] = self.limits[kind]._replace(until=0.0)
-        return some
 
     def sweep(self, limit: int, share: Callable[[str], int], now: float) -> Plan | None:
         """Plan a claim of what became visible behind the marks, a few pieces of the way; None where none is due."""
@@ -319,25 +295,16 @@ class Lanes:
         """Whether a lane is known to hold more than was taken."""
         return any(lane.rich and lane.kind not in self.limits for lane in self._lanes.values())
 
-    @property
-    def limits_hold(self) -> bool:
-        """Whether due jobs wait for room under a limit."""
-        return self.limits_until < float("inf")
-
-    @property
-    def limits_until(self) -> float:
-        """When to ask again for due jobs that wait for room under a limit, monotonic seconds; infinity without any."""
-        due = {lane.kind for lane in self._lanes.values() if lane.due_since < float("inf")} if self.limits else set()
-        return min((limit.until for kind, limit in self.limits.items() if kind in due), default=float("inf"))
+    def due_kinds(self, now: float = float("inf")) -> set[str]:
+        """Name the kinds with due jobs, as far as is known; without *now*, as of the last look."""
+        return {lane.kind for lane in self._lanes.values() if lane.due_since <= now and lane.due_since < float("inf")}
 
     def asks_limits(self, now: float) -> bool:
         """Whether a kind with limits has due jobs, as far as is known, and may have room for them."""
-        due = {lane.kind for lane in self._lanes.values() if lane.due_since <= now} if self.limits else set()
-        return any(limit.until <= now for kind, limit in self.limits.items() if kind in due)
+        return bool(self.limits) and self.limits.may_open(self.due_kinds(now), now)
 
     def _may_be_asked(self, lane: Lane, now: float, *, limited: bool) -> bool:
-        limit = self.limits.get(lane.kind)
-        return not limited if limit is None else limited and limit.until <= now
+        return limited and self.limits.until(lane.kind) <= now if lane.kind in self.limits else not limited
 
     def _learn_reach(self, few: Sequence[tuple[Lane, Piece]], took: float) -> None:
         """Look at more pieces at once, or at fewer; which of several was the dear one, the next looks will tell."""

@@ -28,6 +28,11 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
         "job %s (%s) failed at attempt %s, next in %.1f s: %s%s",
         ("delay", "reason", "error"),
     ),
+    events.JobHeld: (
+        logging.INFO,
+        "job %s (%s) is held at attempt %s, for at least %.1f s: what it calls is down: %s",
+        ("delay", "error"),
+    ),
     events.JobSnoozed: (logging.DEBUG, "job %s (%s) snoozed at attempt %s for %.1f s", ("delay",)),
     events.JobFailed: (logging.INFO, "job %s (%s) ended as failed at attempt %s: %s", ("reason",)),
     events.JobDied: (logging.ERROR, "job %s (%s) is dead after attempt %s: %s%s", ("reason", "error")),
@@ -68,6 +73,21 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
             "at once"
         ),
         ("duration",),
+    ),
+    events.BreakerOpened: (
+        logging.WARNING,
+        "breaker opened: jobs of %s %s are held, since what they call is down; a probe in %.1f s. The last error: %s",
+        ("kind", "target", "hold", "error"),
+    ),
+    events.BreakerClosing: (
+        logging.INFO,
+        "breaker closing: a probe of %s %s was answered after %.1f s, held jobs are let out at a rising rate",
+        ("kind", "target", "outage"),
+    ),
+    events.BreakerClosed: (
+        logging.INFO,
+        "breaker closed: the jobs of %s %s that were held are through, %.1f s after it opened",
+        ("kind", "target", "outage"),
     ),
     events.ScheduleRan: (logging.DEBUG, "schedule %s: job %s enqueued for %s", ("schedule", "job", "slot")),
     events.ScheduleSkipped: (logging.INFO, "schedule %s: skipped %s, %s", ("schedule", "slot", "reason")),

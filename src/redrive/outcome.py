@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from redrive.errors import Retry
-from redrive.events import JobDied, JobEvent, JobFailed, JobHandedBack, JobRetried, JobSnoozed, JobSucceeded
+from redrive.events import JobDied, JobEvent, JobFailed, JobHandedBack, JobHeld, JobRetried, JobSnoozed, JobSucceeded
 from redrive.failure import FailureText, describe
 
 if TYPE_CHECKING:
@@ -32,7 +32,20 @@ class Retried:
 
     failure: FailureText
     delay: float
+    lane: str | None = None
+    """The lane in which to wait; None for where it was."""
     name: ClassVar[str] = "retried"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The service that it calls is down: it waits for that, and gets its try back."""
+
+    failure: FailureText
+    delay: float
+    lane: str | None = None
+    """As of :class:`Retried`."""
+    name: ClassVar[str] = "held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,8 @@ class Crashed:
 class HandedBack:
     """The worker gives the job back as if it had not been claimed."""
 
+    lane: str | None = None
+    """As of :class:`Retried`."""
     name: ClassVar[str] = "handed_back"
 
 
@@ -80,7 +95,7 @@ DONE = Succeeded()
 
 _RETRY = f"{Retry.__module__}.{Retry.__qualname__}"
 
-Outcome = Succeeded | Retried | Snoozed | Failed | Died | Crashed | HandedBack
+Outcome = Succeeded | Retried | Held | Snoozed | Failed | Died | Crashed | HandedBack
 
 
 class Judged(Exception):
@@ -126,6 +141,7 @@ def parameters(batch: Sequence[Finished]) -> dict[str, Any]:
         "messages": [failure and failure.message for _, _, failure in rows],
         "tracebacks": [failure and failure.traceback for _, _, failure in rows],
         "fingerprints": [failure and failure.fingerprint for _, _, failure in rows],
+        "lanes": [getattr(outcome, "lane", None) for _, outcome, _ in rows],
     }
 
 
@@ -144,7 +160,7 @@ def in_ascii(one: Finished) -> Finished:
         case Succeeded(result=str(result)):  # JSON: what stands for a character is text within text
             spelt = "".join(each if each.isascii() else _spelt(each).replace("\\", "\\\\") for each in result)
             return replace(one, outcome=Succeeded(spelt))
-        case Retried() | Failed() | Died() | Crashed():
+        case Retried() | Held() | Failed() | Died() | Crashed():
             failure = outcome.failure
             plain = replace(
                 failure,
@@ -157,7 +173,7 @@ def in_ascii(one: Finished) -> Finished:
             return one
 
 
-def event(one: Finished, status: str, reason: str = "") -> JobEvent:
+def event(one: Finished, status: str, reason: str = "") -> JobEvent:  # noqa: PLR0911 - one a sort of outcome
     """Say what was written, which may differ from what was asked: the database has the last word."""
     match one.outcome, status:
         case _, "succeeded":
@@ -168,6 +184,8 @@ def event(one: Finished, status: str, reason: str = "") -> JobEvent:
             return _event(JobFailed, one, reason=reason)
         case Snoozed(delay=delay), _:
             return _event(JobSnoozed, one, delay=delay)
+        case Held(delay=delay), _:
+            return _event(JobHeld, one, delay=delay, error=one.error)
         case ((Retried(failure, delay) | Crashed(failure, delay)), _):
             asked = failure.error_type == _RETRY
             said = {"reason": failure.message} if asked else {"error": one.error}

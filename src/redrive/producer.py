@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from redrive import store
 from redrive.lanes import DEAR, PATIENCE, Lanes, Plan
 from redrive.service import Database, Service
-from redrive.statements import named
+from redrive.strays import Strays
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -48,11 +48,6 @@ SUSPECT_AFTER = 1.0
 TRIAL_LOOK = 0.1
 WAKE_EVERY = 0.05
 CLAIM_MOST = 1000
-AUDIT_EVERY = 60.0
-AUDITS = 2
-"""A claim whose answer was lost may be committed after the look for strays, by a server that was slow: look again."""
-AUDIT_AGE = 45.0
-"""Age from which a job in nobody's hands is a stray for certain: more than the longest statement takes."""
 BACKLOG_MOST = 2000
 """Outcomes on their way to the database above which no more is claimed: a crash would run all of them again."""
 BACKLOG_PAUSE = 0.01
@@ -75,7 +70,7 @@ class Producer(Service):
         holder: Holder,
         kinds: Sequence[str],
         poll: float,
-        known: Callable[[], list[int]],
+        strays: Strays,
         alive: Callable[[], bool],
         backlog: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -84,13 +79,17 @@ class Producer(Service):
         """Whether there was anything to take since the last :meth:`ask`; None while that isn't known."""
         self.breaks = 0
         """How often this worker was silent for so long that others may have taken its jobs."""
+        self.on_survey: Callable[[str], frozenset[str]] = lambda _breakers: frozenset()
+        """Told which breakers are not closed, as JSON; gives their kinds."""
+        self.admit: Callable[[list[ClaimedJob]], list[ClaimedJob]] = lambda jobs: jobs
+        """Asked which of the claimed jobs are to run."""
         self._control = control
         self._slots = slots
         self._listener = listener
         self._holder = holder
         self._kinds = list(kinds)
         self._poll = poll
-        self._known = known
+        self.strays = strays
         self._alive = alive
         self._backlog = backlog
         self._lanes = Lanes(kinds)
@@ -109,8 +108,6 @@ class Producer(Service):
         self._woken = self._freed = False
         self._slots.starved = False
         self._asked = self._question = self._vain_looks = 0
-        self._in_doubt = False
-        self._audits, self._audit_at = 0, float("inf")
         self._woke_other_at = 0.0
         slots.on_free = self._slot_freed
         self._loop = asyncio.get_running_loop()
@@ -138,7 +135,7 @@ class Producer(Service):
         self._question, called, self._called = self._asked, self._called, False
         if not self._alive() or self._backlog() >= BACKLOG_MOST:
             return BACKLOG_PAUSE if self._alive() else NOT_ALIVE_PAUSE
-        await self.hand_back_strays()
+        await self.strays.hand_back()
         if self._trial_is_due():
             return await self._hold_trial()
         if self._freed:  # jobs that began together end together: one claim for all of them
@@ -173,6 +170,7 @@ class Producer(Service):
 
     async def _after_wake_up(self, room: int) -> float:
         """Claim at once. Then the lock is let go, so that writers notify nobody while this worker is awake."""
+        self._lanes.limits.arrived()
         if not self._survey_at:  # the very first look: as yet no lane is known but the kinds' own
             await self._survey()
         try:
@@ -196,7 +194,9 @@ class Producer(Service):
 
     async def _answer(self) -> None:
         """Nothing was found: tell who asked, once a look at all lanes agrees or others hold what is there."""
-        if self.found is None and self._question == self._asked and not self._lanes.limits_hold:
+        lanes = self._lanes
+        held = lanes.limits.next_at(lanes.due_kinds(), broken=False) < float("inf")  # an outage is not waited for
+        if self.found is None and self._question == self._asked and not held:
             self._vain_looks += 1
             if not await self._survey() or self._vain_looks > VAIN_LOOKS:
                 self.found = False
@@ -235,7 +235,7 @@ class Producer(Service):
     async def _fall_asleep(self) -> float:
         step, self._step = self._step, self._step + 1
         if self._slots.free:
-            self._due_at = min(self._due_at, self._lanes.limits_until)
+            self._due_at = min(self._due_at, self._lanes.limits.next_at(self._lanes.due_kinds()))
         if step % DOZE_AGAIN == 0:
             await self._listener.doze()
         looks = LOOKS if self._listener.hears else ()
@@ -264,6 +264,7 @@ class Producer(Service):
             now = time.monotonic()
             took = now - began
             due, due_in, suspects, more = self._lanes.surveyed(rows, took, now)
+            self._lanes.limits.broken = self.on_survey(self._lanes.limits.breakers)
         self._survey_held = now + (took * PATIENCE if took > DEAR and not from_heads else 0.0)
         self._survey_at = max(self._survey_held, now + SURVEY_EVERY)
         self._due_at = now + due_in
@@ -306,7 +307,7 @@ class Producer(Service):
         else:
             jobs = await self._take(self._control.run(store.claim(self._holder, **plan.params())))
         now = time.monotonic()
-        self._slots.add(learn(plan, jobs, now - began, now))
+        self._slots.add(self.admit(learn(plan, jobs, now - began, now)))
         return jobs
 
     def _trial_is_due(self) -> bool:
@@ -343,12 +344,12 @@ class Producer(Service):
         )
 
     async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:
-        self._in_doubt, breaks = True, self.breaks
+        self.strays.in_doubt, breaks = True, self.breaks
         jobs = await claim
         if breaks != self.breaks:  # others may have them by now: what is still ours goes back with the next turn
             self._call()
             return []
-        self._in_doubt = False
+        self.strays.in_doubt = False
         return jobs
 
     def reconsider(self) -> None:
@@ -358,20 +359,8 @@ class Producer(Service):
 
     def ended(self, kinds: Iterable[str]) -> None:
         """Jobs of *kinds* have ended, and it is written: where that made room under a limit, look at once."""
-        if self._lanes.limits and self._lanes.freed(kinds):
+        if self._lanes.limits and self._lanes.limits.freed(kinds):
             self._call()
-
-    async def hand_back_strays(self) -> None:
-        """Where the answer of a claim was lost: what it took is running by the table and in nobody's hands."""
-        now = time.monotonic()
-        if not self._in_doubt and now < self._audit_at:
-            return
-        age = 0.0 if self._in_doubt else AUDIT_AGE
-        await self._control.run(
-            named("hand_back_strays", self._control.schema, worker=self._holder.name, known=self._known(), age=age)
-        )
-        self._audits = AUDITS if self._in_doubt else self._audits - 1
-        self._in_doubt, self._audit_at = False, now + AUDIT_EVERY if self._audits > 0 else float("inf")
 
     async def _let_another_watch(self, *, full: bool = False) -> None:
         """A sentry without room would be woken for nothing: let go of the lock, and wake one that may take it."""

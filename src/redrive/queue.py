@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import psycopg
 
 from redrive import child, store
 from redrive.audit import Audit, signed
-from redrive.backoff import Backoff, quadratic
+from redrive.breakers import Breakers
 from redrive.bulk import Batch
 from redrive.definition import InCode
 from redrive.ended import Ended
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.groups import Groups
-from redrive.handlers import HOUR, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
-from redrive.instruments import noted
-from redrive.isolation import isolation as isolated
+from redrive.handlers import Handler, P, R
 from redrive.job import Enqueued, Job
 from redrive.kinds import Kinds
 from redrive.pool import Pool
+from redrive.registry import Registry
 from redrive.requeues import Requeues
 from redrive.schedules import Schedules
-from redrive.settings import load, unknown
+from redrive.settings import load
 from redrive.statements import Statement, arun, follow, run
 from redrive.stats import Stats
 from redrive.worker import Worker, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
-    from datetime import timedelta
 
 T = TypeVar("T")
 
 _TRIES = 20
 
 
-class Queue:
+class Queue(Registry):
     """Jobs in the tables of one schema of one database, and the handlers that run them.
 
     Args:
@@ -52,13 +49,14 @@ class Queue:
 
     def __init__(self, database_url: str | None = None, **settings: Any) -> None:
         self.settings = load({"database_url": database_url, **settings})
-        self.handlers = Handlers()
+        super().__init__()
         self.schedules = Schedules(self)
         self.kinds = Kinds(self)
         self.stats = Stats(self)
         self.groups = Groups(self)
         self.requeues = Requeues(self)
         self.audit = Audit(self)
+        self.breakers = Breakers(self)
         self._pool: Pool | None = None
 
     @property
@@ -67,61 +65,6 @@ class Queue:
         return self.settings.schema
 
     # -- handlers
-
-    def handler(
-        self,
-        kind: str | None = None,
-        *,
-        max_attempts: int = 5,
-        timeout: float | timedelta | None = HOUR,
-        backoff: Backoff | None = None,
-        retry_on: Exceptions | None = None,
-        dead_on: Exceptions | None = None,
-        priority: int = 5,
-        sensitive: bool = False,
-        aliases: Iterable[str] = (),
-        on_dead: Callable[[Any], None] | None = None,
-        isolation: Literal["process"] | None = None,
-        memory_limit: int | str | None = None,
-        jobs_per_child: int | None = None,
-    ) -> Callable[[Callable[P, R]], Handler[P, R]]:
-        """Register a function as the handler of *kind*; without a kind, its own name is the kind.
-
-        With ``isolation="process"`` it runs in a child process, which is killed at its timeout; *memory_limit* is in
-        bytes, or text like 512MB, and *jobs_per_child* how many jobs one child runs at most (100).
-
-        Raises:
-            InvalidOption: for a kind that is taken, or a value that makes no sense.
-        """
-        store.options(priority=priority, max_attempts=max_attempts)
-        if backoff is not None and not callable(backoff):
-            raise InvalidOption(
-                f"backoff is {backoff!r}: give a callable attempt -> seconds, e.g. redrive.backoff.exponential()"
-            )
-        apart = isolated(isolation, memory_limit, jobs_per_child)
-        registered_in = str(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001 - as logging finds its caller
-
-        def register(function: Callable[P, R]) -> Handler[P, R]:
-            handler = Handler(
-                kind=store.name(function.__name__ if kind is None else kind, "kind"),
-                function=function,
-                queue=self,
-                max_attempts=max_attempts,
-                timeout=timeout_seconds(timeout),
-                backoff=backoff or quadratic(),
-                retry_on=exceptions(retry_on, "retry_on"),
-                dead_on=exceptions(dead_on, "dead_on"),
-                priority=priority,
-                sensitive=sensitive,
-                aliases=tuple(store.name(alias, "alias") for alias in aliases),
-                on_dead=on_dead,
-                isolation=apart,
-                registered_in=registered_in,
-            )
-            self.handlers.add(handler)
-            return handler
-
-        return register
 
     def schedule(self, cron: str | None = None, **how: Unpack[InCode]) -> Callable[[Handler[P, R]], Handler[P, R]]:
         """Run a handler by a schedule: put it above ``@queue.handler``. For *how*, see :meth:`Schedules.add`.
@@ -348,17 +291,8 @@ class Queue:
     # -- how
 
     def _insert(self, kind: str, payload: Any, key: str | None, options: Mapping[str, Any]) -> Statement[Any]:
-        how = self._options(kind, options)
-        return store.insert(self.schema, kind, {} if payload is None else payload, key, how)
-
-    def _options(self, kind: str, options: Mapping[str, Any]) -> store.Options:
-        handler = self.handlers.get(kind) if isinstance(kind, str) else None
-        if handler is not None:
-            options = {"priority": handler.priority, "max_attempts": handler.max_attempts, **options}
-        for name in options:
-            if name not in store.Wishes.__annotations__:
-                raise unknown(name, [*store.Wishes.__annotations__, "connection", "key"])
-        return store.options(**noted(kind, options))
+        payload = {} if payload is None else payload
+        return store.insert(self.schema, kind, payload, key, self._in_lane(kind, payload, options))
 
     def _settled(self, kind: str, insert: Callable[[], list[Any]]) -> Enqueued:
         for _ in range(_TRIES):

@@ -51,6 +51,8 @@ class Settings:
     """A direct connection for LISTEN, where database_url goes through a pooler that can't carry it."""
     poll: float = 5.0
     """The longest an idle worker that can hear waits between two looks; one that can't hear looks every second."""
+    breaker: bool = True
+    """Hold jobs back while what they call is down, as their handlers' breakers say; without it none is held."""
     max_crashes: int = 3
     """Worker deaths, with nothing running beside it, after which a job is dead."""
     foreign_lease: float = 600.0

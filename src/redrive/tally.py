@@ -16,6 +16,7 @@ from redrive.events import (
     JobEvent,
     JobFailed,
     JobHandedBack,
+    JobHeld,
     JobReclaimed,
     JobRetried,
     JobSnoozed,
@@ -32,7 +33,7 @@ OUTCOMES = ("succeeded", "retried", "failed", "died", "snoozed", "handed_back", 
 """As what a job can be counted, each a column of ``stats``."""
 COUNTED_AS: dict[type[JobEvent], str] = dict(
     zip((JobSucceeded, JobRetried, JobFailed, JobDied, JobSnoozed, JobHandedBack, JobReclaimed), OUTCOMES, strict=True)
-)
+) | {JobHeld: "retried"}
 MINUTE = 60
 MANY = 2000
 _ABSURD = 1e9

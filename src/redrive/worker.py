@@ -24,6 +24,7 @@ from redrive import children
 from redrive.connections import Control, is_outage
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
+from redrive.guard import Guard
 from redrive.heartbeat import Heartbeat
 from redrive.job import Holder
 from redrive.listener import Listener, NoListener
@@ -39,6 +40,7 @@ from redrive.scrape import Scrape
 from redrive.service import FOR_EVER, Database, Service, Turning
 from redrive.slots import Slots
 from redrive.statements import named
+from redrive.strays import Strays
 from redrive.threads import Threads
 from redrive.watch import Watch
 from redrive.writer import Writer, complete
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
     from redrive.definition import Definition
     from redrive.handlers import Handlers
+    from redrive.outcome import Finished
     from redrive.settings import Settings
 
 LAST_WORDS = 5.0
@@ -134,7 +137,10 @@ class Worker:
         self._hooks = Threads(1, "redrive-hooks")
         self.writer = Writer(self.database, self._write, self.name, settings.max_crashes)
         self.writer.on_dead = self._call_on_dead
-        self.slots = Slots(self.handlers, settings.concurrency, self.writer.put)
+        self.guard = Guard(self.database, self._write, self.handlers)
+        self.guard.put = self.writer.put
+        done = self.guard.take if settings.breaker else self.writer.put
+        self.slots = Slots(self.handlers, settings.concurrency, done)
         listener = Listener if settings.listen else NoListener
         self.listener = listener(self.database, self._listen, self._claim, self.name)
         self.heartbeat = Heartbeat(
@@ -156,15 +162,16 @@ class Worker:
         )
         self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
         self.reaper.count = self.writer.tally.count
+        holder = Holder(self.name, settings.schema, self.writer.put_progress, complete)
         self.producer = Producer(
             self.database,
             self._claim,
             self.slots,
             self.listener,
-            holder=Holder(self.name, settings.schema, self.writer.put_progress, complete),
+            holder=holder,
             kinds=self.kinds,
             poll=settings.poll,
-            known=self._known,
+            strays=Strays(self._claim, holder, self._known),
             alive=lambda: self.heartbeat.fresh,
             backlog=lambda: self.writer.backlog,
         )
@@ -172,7 +179,8 @@ class Worker:
         self.listener.on_wake = self.producer.woken
         loop = asyncio.get_running_loop()
         self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
-        self.writer.on_later, self.writer.on_ended = self.producer.expect, self.producer.ended
+        self.writer.on_later, self.writer.on_ended = self.producer.expect, self._ended
+        self.producer.on_survey, self.producer.admit = self.guard.learn, self.guard.admit
         self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
         self.recorder = Recorder(self.database, self._write, self.writer.tally, version=settings.app_version)
@@ -202,6 +210,10 @@ class Worker:
         self.producer.breaks += 1
         self.writer.hand_back(self.slots.take_unstarted())
 
+    def _ended(self, batch: Sequence[Finished]) -> None:
+        self.producer.ended(one.job.kind for one in batch)
+        self.guard.count(batch)
+
     def _known(self) -> list[int]:
         return [*self.slots.held(), *self.writer.held()]
 
@@ -210,16 +222,7 @@ class Worker:
     async def _work(self, stopping: asyncio.Event, *, once: bool) -> None:
         pulse = self._pulse
         pulse.start()
-        parts: list[Service] = [
-            self.producer,
-            self.writer,
-            self.listener,
-            self.pruner,
-            self.requeuer,
-            self.recorder,
-            self.scrape,
-            self.watch,
-        ]
+        parts: list[Service] = [*self._in_loop(), self.watch]
         turning = {part: Turning(part) for part in parts}
         self.slots.start()
         emit(WorkerStarted(worker=self.name, kinds=self.kinds, concurrency=self.settings.concurrency))
@@ -231,8 +234,8 @@ class Worker:
 
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
-        await asyncio.gather(*(turning[part].end() for part in (self.producer, self.pruner, self.recorder)))
-        await asyncio.gather(*(turning[part].end() for part in (self.producer, self.pruner, self.requeuer)))
+        first = (self.producer, self.pruner, self.requeuer, self.recorder)
+        await asyncio.gather(*(turning[part].end() for part in first))
         self.writer.hand_back(self.slots.take_unstarted())
         self.slots.tell_all()
         await _until(lambda: self.slots.empty or self._stop_asked > 1, self.settings.grace)
@@ -246,9 +249,8 @@ class Worker:
         await pulse.stop(BRIEFLY if self.database.away_since else PATIENCE)
         if not self.database.away_since:
             await self._say_goodbye()
-        await asyncio.gather(
-            *(turning[part].end(BRIEFLY) for part in (self.watch, self.listener, self.writer, self.scrape))
-        )
+        last = (self.watch, self.listener, self.guard, self.writer, self.scrape)
+        await asyncio.gather(*(turning[part].end(BRIEFLY) for part in last))
         await asyncio.to_thread(self.scrape.close)
         await self.listener.close()
         await self.slots.close()
@@ -263,7 +265,7 @@ class Worker:
     async def _say_goodbye(self) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                await self.producer.hand_back_strays()
+                await self.producer.strays.hand_back()
                 await self._claim.run(named("leave", self.settings.schema, name=self.name))
                 await self.listener.leave()
                 await self.recorder.write()
@@ -350,17 +352,11 @@ class Worker:
         return self.complaints() or ("" if self.heartbeat.fresh else "the last sign of life is too old")
 
     def _services(self) -> Iterable[Service]:
-        return (
-            self.producer,
-            self.writer,
-            self.listener,
-            self.reaper,
-            self.pruner,
-            self.requeuer,
-            self.recorder,
-            self.scrape,
-            self.scheduler,
-        )
+        return (*self._in_loop(), self.reaper, self.scheduler)
+
+    def _in_loop(self) -> Iterable[Service]:
+        workers_own = (self.producer, self.writer, self.guard, self.listener)
+        return (*workers_own, self.pruner, self.requeuer, self.recorder, self.scrape)
 
     def _give_up_on_database(self) -> None:
         if self._away_too_long():

@@ -27,6 +27,7 @@ from redrive.outcome import (
     Died,
     Finished,
     HandedBack,
+    Held,
     Retried,
     Snoozed,
     Succeeded,
@@ -81,8 +82,8 @@ class Writer(Service):
         self.on_dead: Callable[[JobDied], None] = lambda _event: None
         self.on_later: Callable[[float], None] = lambda _seconds: None
         """Told of a job that is pending again, with the seconds until it is due."""
-        self.on_ended: Callable[[Iterable[str]], None] = lambda _kinds: None
-        """Told of the kinds of jobs whose outcomes are written."""
+        self.on_ended: Callable[[Sequence[Finished]], None] = lambda _batch: None
+        """Told of a batch whose outcomes are written."""
         self._control = control
         self._worker = worker
         self._max_crashes = max_crashes
@@ -149,7 +150,7 @@ class Writer(Service):
             again, self._tried = self._tried, True
             await self._write(self._batch, again=again)
             batch, self._batch, self._tried = self._batch, [], False
-            self.on_ended(one.job.kind for one in batch)
+            self.on_ended(batch)
         aside_due = await self._write_aside() if self._aside else FOR_EVER
         self.trouble = "; ".join(each.why for each in list(self._aside.values())[:3])
         if not self._done:
@@ -353,7 +354,7 @@ class Writer(Service):
 
     def _tell(self, one: Finished, status: str, reason: str) -> None:
         said = event(one, status, reason)
-        if status == "pending" and isinstance(one.outcome, Retried | Snoozed | Crashed):
+        if status == "pending" and isinstance(one.outcome, Retried | Held | Snoozed | Crashed):
             self.on_later(one.outcome.delay)
         self.handed_back += isinstance(one.outcome, HandedBack)
         self.tally.ended(one, COUNTED_AS[type(said)])

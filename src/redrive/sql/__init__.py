@@ -75,6 +75,7 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
         "schedules": within("schedules"),
         "slots": within("schedule_slots"),
         "kinds": within("kinds"),
+        "breakers": within("breakers"),
         "lane_rates": within("lane_rates"),
         "audit": within("audit"),
         "requeues": within("requeues"),

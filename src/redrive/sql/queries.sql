@@ -68,7 +68,7 @@ COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
 -- are looked at from where it says, and for others it looks in the gaps between those, where as a rule no entry is.
 -- Paused kinds are not looked at. The last row is about no lane: what time it is, whether a job waits for its trial, and
 -- which kinds have limits, each with the seconds after which it may be worth while to ask again, and whether the end of a
--- job makes it so.
+-- job makes it so; and which breakers are not closed.
 WITH RECURSIVE paused AS MATERIALIZED (
     SELECT ARRAY(
         SELECT kind FROM {kinds} WHERE paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true)
@@ -97,7 +97,7 @@ WITH RECURSIVE paused AS MATERIALIZED (
     ) n
 )
 SELECT k.kind, k.priority, k.lane, f.run_at, f.id, false AS suspects, NULL::text[] AS limited, NULL::float8[] AS pauses,
-       NULL::boolean[] AS by_running
+       NULL::boolean[] AS by_running, NULL AS breakers
 FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[],
             %(starts)s::timestamptz[], %(start_ids)s::bigint[]) AS k(kind, priority, lane, start, start_id)
 CROSS JOIN LATERAL (
@@ -109,7 +109,7 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) f
 UNION ALL
-(SELECT kind, priority, lane, run_at, id, false, NULL, NULL, NULL FROM found LIMIT %(page)s)
+(SELECT kind, priority, lane, run_at, id, false, NULL, NULL, NULL, NULL FROM found LIMIT %(page)s)
 UNION ALL
 SELECT NULL, NULL, NULL, {clock}(), NULL,
        EXISTS (
@@ -119,10 +119,21 @@ SELECT NULL, NULL, NULL, {clock}(), NULL,
        ),
        ARRAY(SELECT kind FROM {kinds} WHERE limited ORDER BY kind),
        ARRAY(
-           SELECT greatest(0.05, least(1, 1 / rate, 1 / lane_rate, 0.25 + 0 * coalesce(running_most, lane_running_most)))
-           FROM {kinds} WHERE limited ORDER BY kind
+           SELECT greatest(0.05, least(
+               1, 1 / rate, 1 / lane_rate, 0.25 + 0 * coalesce(running_most, lane_running_most),
+               (SELECT min(1 / {schema}.breaker_rate(b)) FROM {breakers} b WHERE b.kind = k.kind AND state = 'closing')
+           ))
+           FROM {kinds} k WHERE limited ORDER BY kind
        ),
-       ARRAY(SELECT num_nonnulls(running_most, lane_running_most) > 0 FROM {kinds} WHERE limited ORDER BY kind)
+       ARRAY(SELECT num_nonnulls(running_most, lane_running_most) > 0 FROM {kinds} WHERE limited ORDER BY kind),
+       (
+           SELECT json_agg(json_build_array(
+                      kind, target, state, (extract(epoch FROM opened_at) * 1000000)::bigint,
+                      CASE WHEN probe_at < 'infinity' THEN extract(epoch FROM probe_at - {clock}()) END,
+                      extract(epoch FROM {clock}() - opened_at)
+                  ))::text
+           FROM {breakers} WHERE state <> 'closed'
+       )
 
 -- name: claim_jobs
 -- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
@@ -185,7 +196,7 @@ SELECT kind FROM {kinds} WHERE limited AND kind = ANY(%(kinds)s::text[]) ORDER B
 -- that is kept of it is the instant up to which it is used up. A bucket holds two, unless somebody says one, since with one
 -- whatever time passes between a token's being there and a worker's asking would be lost.
 WITH room AS MATERIALIZED (
-    SELECT kind, rate, full_burst / rate AS span, empty_at,
+    SELECT kind, broken, rate, full_burst / rate AS span, empty_at,
            lane_running_most, lane_rate, full_lane_burst, full_lane_burst / lane_rate AS lane_span,
            least(
                running_most - (
@@ -195,7 +206,8 @@ WITH room AS MATERIALIZED (
                    ) r
                ),
                CASE WHEN empty_at IS NULL THEN full_burst
-                    ELSE floor(least(full_burst, extract(epoch FROM {clock}() - empty_at)::float8 * rate + 1e-6)) END
+                    ELSE floor(least(full_burst, extract(epoch FROM {clock}() - empty_at)::float8 * rate + 1e-6)) END,
+               (SELECT {schema}.breaker_room(b) FROM {breakers} b WHERE b.kind = k.kind AND b.target = '')
            )::bigint AS open
     FROM {kinds} k
     CROSS JOIN LATERAL (
@@ -228,7 +240,11 @@ WITH room AS MATERIALIZED (
                 ) END,
                 CASE WHEN r.empty_at IS NULL THEN k.full_lane_burst
                      ELSE floor(least(k.full_lane_burst, extract(epoch FROM {clock}() - r.empty_at)::float8 * k.lane_rate + 1e-6))
-                END
+                END,
+                (
+                    SELECT {schema}.breaker_room(b) FROM {breakers} b
+                    WHERE k.broken AND b.kind = l.kind AND b.target = l.lane AND b.target <> ''
+                )
             )::bigint AS open
         ) o
         CROSS JOIN LATERAL (
@@ -272,6 +288,24 @@ WITH room AS MATERIALIZED (
     SET empty_at = EXCLUDED.empty_at + greatest('0', l.empty_at - ({clock}() - (
         SELECT make_interval(secs => r.lane_span) FROM room r WHERE r.kind = l.kind
     )))
+), probed AS (
+    UPDATE {breakers} b
+    SET probes = CASE WHEN state = 'open' THEN least(probes, 2147483646) + 1 ELSE probes END,
+        probe_at = CASE WHEN state = 'open' THEN {clock}() + make_interval(secs => probe_pause * (0.9 + 0.2 * random()))
+                        ELSE probe_at END,
+        probe_pause = CASE WHEN state = 'open' THEN least(probe_longest, 2 * probe_pause) ELSE probe_pause END,
+        empty_at = CASE WHEN state = 'closing' THEN
+            greatest(empty_at, {clock}() - make_interval(secs => greatest(2, ceil({schema}.breaker_rate(b) / 10)) / {schema}.breaker_rate(b)))
+            + make_interval(secs => t.jobs / {schema}.breaker_rate(b)) ELSE empty_at END,
+        slack_at = CASE WHEN state = 'closing' THEN
+            least({clock}(), greatest(slack_at, {clock}() - interval '30 s') + make_interval(secs => t.jobs / {schema}.breaker_rate(b) / 0.8))
+            ELSE slack_at END
+    FROM (
+        SELECT kind, '' AS target, count(*) AS jobs FROM taken GROUP BY kind
+        UNION ALL
+        SELECT kind, lane, count(*) FROM taken WHERE lane <> '' GROUP BY kind, lane
+    ) t
+    WHERE b.kind = t.kind AND b.target = t.target AND b.state <> 'closed'
 )
 SELECT * FROM taken
 
@@ -294,6 +328,9 @@ WITH due AS MATERIALIZED (
                      SELECT count(*) FROM {jobs} r
                      WHERE r.counted AND r.status || '' = 'running' AND r.kind = j.kind AND r.lane = j.lane
                  ))
+      )
+      AND NOT EXISTS (
+          SELECT FROM {breakers} b WHERE b.kind = j.kind AND b.target IN ('', j.lane) AND b.state = 'open'
       )
     ORDER BY run_at, id
     FOR UPDATE SKIP LOCKED
@@ -335,11 +372,11 @@ WITH given AS (
     SELECT * FROM unnest(
         %(ids)s::bigint[], %(claims)s::int[], %(outcomes)s::text[], %(delays)s::float8[], %(errors)s::text[],
         %(results)s::text[], %(durations)s::float8[], %(error_types)s::text[], %(messages)s::text[],
-        %(tracebacks)s::text[], %(fingerprints)s::text[]
-    ) AS g(id, claim, outcome, delay, last_error, result, duration, error_type, message, traceback, fingerprint)
+        %(tracebacks)s::text[], %(fingerprints)s::text[], %(lanes)s::text[]
+    ) AS g(id, claim, outcome, delay, last_error, result, duration, error_type, message, traceback, fingerprint, lane)
 ), held AS MATERIALIZED (
     SELECT j.id, j.kind, j.attempts, j.key, j.expires_at, j.claims, g.outcome, g.delay, g.last_error, g.result,
-           g.duration, g.error_type, g.message, g.traceback, g.fingerprint,
+           g.duration, g.error_type, g.message, g.traceback, g.fingerprint, g.lane,
            CASE
                WHEN g.outcome = 'succeeded' THEN 'succeeded'
                WHEN g.outcome = 'failed' THEN 'failed'
@@ -368,8 +405,9 @@ WITH given AS (
 ), finished AS (
     UPDATE {jobs} AS j
     SET status = h.verdict,
-        attempts = CASE WHEN h.outcome IN ('snoozed', 'handed_back', 'crashed') THEN greatest(j.attempts, 1) - 1
+        attempts = CASE WHEN h.outcome IN ('snoozed', 'held', 'handed_back', 'crashed') THEN greatest(j.attempts, 1) - 1
                         ELSE j.attempts END,
+        lane = coalesce(h.lane, j.lane),
         run_at = CASE WHEN h.verdict = 'pending' THEN {clock}() + make_interval(secs => h.delay) ELSE j.run_at END,
         last_error = coalesce(h.reason || coalesce(E'\n' || h.last_error, ''), h.last_error, j.last_error),
         result = coalesce(h.result::jsonb, j.result),
@@ -389,7 +427,7 @@ WITH given AS (
     INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, duration, worker, error_type, message,
                             traceback, fingerprint, version, key, expires_at)
     SELECT id, kind, claims, attempts,
-           CASE verdict WHEN 'pending' THEN 'retried' ELSE verdict END,
+           CASE WHEN verdict <> 'pending' THEN verdict WHEN outcome = 'held' THEN 'held' ELSE 'retried' END,
            {clock}(), duration, %(worker)s,
            coalesce(error_type, CASE WHEN verdict = 'failed' THEN 'Cancelled' ELSE 'DeadlinePassed' END),
            coalesce(message, reason, ''), traceback,
@@ -427,7 +465,7 @@ CROSS JOIN LATERAL (
 SELECT o.id, coalesce(f.status, j.status) AS status, coalesce(f.message, '') AS reason
 FROM unnest(%(ids)s::bigint[], %(claims)s::int[]) AS o(id, claim)
 LEFT JOIN LATERAL (
-    SELECT CASE outcome WHEN 'retried' THEN 'pending' ELSE outcome END AS status, message FROM {failures}
+    SELECT CASE WHEN outcome IN ('retried', 'held') THEN 'pending' ELSE outcome END AS status, message FROM {failures}
     WHERE job_id = o.id AND claim = o.claim AND worker = %(worker)s AND error_type <> 'WorkerLost'
     ORDER BY id DESC LIMIT 1
 ) f ON true
@@ -1038,6 +1076,99 @@ SELECT kind, paused_at, paused_by, paused_reason, paused_until,
 FROM {kinds} k
 WHERE (paused_at IS NOT NULL OR limited) AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind
+
+-- name: open_breaker
+-- The kind's row is locked before the breaker's, as a claim does. Where the breaker is open already, a worker that saw the
+-- same adds its own part to the usual rate; an outage that flares up again goes on with the pauses that it had.
+WITH of_kind AS MATERIALIZED (
+    INSERT INTO {kinds} AS k (kind, broken) VALUES (%(kind)s::text, true)
+    ON CONFLICT (kind) DO UPDATE SET broken = true
+    RETURNING kind
+)
+INSERT INTO {breakers} AS b (kind, target, opened_at, opened_by, reason, probe_at, probe_pause, probe_longest, peak, usual_rate)
+SELECT kind, %(target)s::text, {clock}(), %(by)s::text, %(reason)s::text,
+       coalesce({clock}() + make_interval(secs => %(hold)s::float8), 'infinity'),
+       %(pause)s::float8, %(longest)s::float8, %(peak)s::float8, %(usual_rate)s::float8
+FROM of_kind
+ON CONFLICT (kind, target) DO UPDATE
+SET state = 'open',
+    opened_at = CASE WHEN b.state = 'closed' THEN EXCLUDED.opened_at ELSE b.opened_at END,
+    opened_by = CASE WHEN b.state = 'closed' OR %(by_hand)s THEN EXCLUDED.opened_by ELSE b.opened_by END,
+    reason = CASE WHEN b.state <> 'open' OR %(by_hand)s THEN EXCLUDED.reason ELSE b.reason END,
+    probe_at = CASE WHEN b.state = 'open' AND NOT %(by_hand)s THEN greatest(b.probe_at, {clock}() + make_interval(secs => %(asked)s::float8))
+                    ELSE EXCLUDED.probe_at END,
+    probe_pause = CASE WHEN b.state = 'closed' THEN EXCLUDED.probe_pause ELSE b.probe_pause END,
+    probe_longest = EXCLUDED.probe_longest,
+    probes = CASE WHEN b.state = 'closed' THEN 0 ELSE b.probes END,
+    peak = EXCLUDED.peak,
+    usual_rate = CASE b.state WHEN 'closed' THEN EXCLUDED.usual_rate WHEN 'open' THEN b.usual_rate + EXCLUDED.usual_rate
+                              ELSE b.usual_rate END,
+    closed_at = NULL, closed_by = NULL, empty_at = NULL, slack_at = NULL, updated_at = {clock}()
+RETURNING kind, target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
+          CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
+          {schema}.breaker_rate(b) AS rate, opened_at = {clock}() AS opened
+
+-- name: add_usual_rate
+-- What another worker did a second for a target, before it learnt that the breaker is open.
+UPDATE {breakers} SET usual_rate = usual_rate + %(usual_rate)s::float8
+WHERE kind = %(kind)s::text AND target = %(target)s::text AND state = 'open' AND (extract(epoch FROM opened_at) * 1000000)::bigint = %(opened)s::bigint
+RETURNING target
+
+-- name: close_breaker
+-- A probe was answered, or somebody says that it is over. What has come in during the outage is as good a measure of the
+-- usual rate as what was done before it, so the larger of the two is taken; more than 100,000 need not be counted.
+WITH of_kind AS MATERIALIZED (
+    SELECT kind FROM {kinds} WHERE kind = %(kind)s::text FOR NO KEY UPDATE
+)
+UPDATE {breakers} b
+SET state = CASE WHEN %(at_once)s THEN 'closed' ELSE 'closing' END,
+    closed_at = {clock}(), closed_by = %(by)s::text, empty_at = {clock}(), slack_at = {clock}(), updated_at = {clock}(),
+    usual_rate = CASE WHEN %(at_once)s THEN usual_rate ELSE greatest(usual_rate, (
+        SELECT count(*) FROM (
+            SELECT FROM {jobs} j
+            WHERE j.status = 'pending' AND j.kind = b.kind AND (b.target = '' OR j.lane = b.target)
+              AND j.created_at >= b.opened_at AND j.run_at <= {clock}()
+            LIMIT 100000
+        ) j
+    ) / greatest(1, extract(epoch FROM {clock}() - b.opened_at)::float8)) END
+WHERE b.kind IN (SELECT kind FROM of_kind) AND b.target = %(target)s::text
+  AND (b.state = 'open' AND (%(by_hand)s OR b.probe_at < 'infinity') OR %(at_once)s AND b.state = 'closing')
+RETURNING kind, target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
+          CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
+          {schema}.breaker_rate(b) AS rate
+
+-- name: end_breakers
+-- The backlog is out where for a while less than four fifths of what might have gone did: slack_at then falls behind.
+WITH over AS MATERIALIZED (
+    SELECT b.kind, b.target
+    FROM {breakers} b JOIN {kinds} k ON k.kind = b.kind
+    WHERE b.state = 'closing' AND b.slack_at <= {clock}() - interval '10 s'
+    ORDER BY b.kind
+    FOR NO KEY UPDATE OF k SKIP LOCKED
+)
+UPDATE {breakers} b
+SET state = 'closed', updated_at = {clock}()
+FROM over o
+WHERE b.kind = o.kind AND b.target = o.target AND b.state = 'closing' AND b.slack_at <= {clock}() - interval '10 s'
+RETURNING b.kind, b.target, extract(epoch FROM {clock}() - b.opened_at)::float8 AS lasted
+
+-- name: list_breakers
+-- The jobs that wait are counted up to a limit, which is said.
+SELECT b.kind, b.target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
+       CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
+       {schema}.breaker_rate(b) AS rate, (
+           SELECT count(*)::int FROM (
+               SELECT FROM {jobs} j
+               WHERE j.status = 'pending' AND j.kind = b.kind AND (b.target = '' OR j.lane = b.target) AND j.run_at <= {clock}()
+               LIMIT %(most)s
+           ) j
+       ) AS waiting
+FROM {breakers} b
+WHERE (%(kind)s::text IS NULL OR b.kind = %(kind)s::text) AND (%(closed)s OR state <> 'closed')
+ORDER BY state = 'closed', b.kind, b.target
+
+-- name: prune_breakers
+DELETE FROM {breakers} WHERE state = 'closed' AND updated_at < {clock}() - make_interval(secs => %(keep)s::float8)
 
 -- name: prune_lane_rates
 -- What is used up of a lane's rate says nothing once it has filled again.

@@ -35,7 +35,7 @@ class Trial:
         # An isolated handler runs here like any sync one: a child would not see what the test's transaction holds.
         self.is_async = handler.is_async and handler.isolation is None
         self.timeout, self.backoff = handler.timeout, handler.backoff
-        self.retry_on, self.dead_on = handler.retry_on, handler.dead_on
+        self.retry_on, self.dead_on, self.breaker = handler.retry_on, handler.dead_on, handler.breaker
         self.error: BaseException | None = None
         self._call = handler.call_here
 

@@ -1,0 +1,131 @@
+"""When to stop calling a service that is down: what a handler says of it, and what one worker has seen of one target.
+
+Nothing here knows a database or what a job is. The state of a breaker is in the table, for all workers; this is how one
+of them comes to ask for it to be opened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from redrive.errors import InvalidOption
+from redrive.outage import outage_of
+
+LATEST = 20
+"""Of so many of the latest calls the share of outages is taken."""
+MOST_PEAK = 100.0
+LONGEST = 10 * 365 * 86_400.0
+
+Classifier = Callable[[BaseException], bool | float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breaker:
+    """When calls to a service are held back, how it is probed, and how the backlog is let out again."""
+
+    failures: int = 3
+    """So many different jobs must have failed by what looks like an outage; where the handler names its target, so many
+    tries."""
+    share: float = 0.5
+    """And so large a share of the latest 20 calls."""
+    window: float = 300.0
+    """Seconds after which a failure is forgotten."""
+    probe_every: float = 5.0
+    """Seconds until the first probe; each next one waits twice as long."""
+    probe_longest: float = 60.0
+    """The longest wait between two probes, in seconds."""
+    peak: float = 2.0
+    """After the outage at most so many times the usual rate is let out."""
+    give_up: float | None = 86_400.0
+    """Seconds of an outage after which a failure is an attempt again, so that the jobs end dead and are seen; None for
+    never."""
+    outage: Classifier | None = None
+    """Looks at an error first: True or False settles it, seconds say how long the service asks to be left alone, None
+    leaves it to :func:`redrive.outage.outage_of`."""
+
+    def __post_init__(self) -> None:
+        """Check.
+
+        Raises:
+            InvalidOption: naming the value and the remedy.
+        """
+        if isinstance(self.failures, bool) or not isinstance(self.failures, int) or not 1 <= self.failures <= LATEST:
+            raise InvalidOption(f"failures is {self.failures!r}: must be a whole number from 1 to {LATEST}")
+        if not _number(self.share) or not 0 < self.share <= 1:
+            raise InvalidOption(f"share is {self.share!r}: must be more than 0 and at most 1")
+        if not _number(self.peak) or not 1 < self.peak <= MOST_PEAK:
+            raise InvalidOption(f"peak is {self.peak!r}: must be more than 1, else a backlog would never get less")
+        for name in ("window", "probe_every", "probe_longest", "give_up"):
+            value = getattr(self, name)
+            if (value is not None or name != "give_up") and not (_number(value) and 0 < value <= LONGEST):
+                raise InvalidOption(f"{name} is {value!r}: must be a number of seconds, more than 0")
+        if self.probe_every > self.probe_longest:
+            raise InvalidOption(
+                f"probe_every is {self.probe_every:g} s: must be at most probe_longest, {self.probe_longest:g} s"
+            )
+        if self.outage is not None and not callable(self.outage):
+            raise InvalidOption(f"outage is {self.outage!r:.80}: give a function from an error to True, False or None")
+
+    def asked(self, error: BaseException) -> float | None:
+        """Say whether *error* is an outage's: None if not, else the seconds for which the service asks, 0 if for none.
+
+        The user's classifier may raise what it likes: then the error is looked at as if there were none.
+        """
+        try:
+            said = None if self.outage is None else self.outage(error)
+        except Exception:  # noqa: BLE001 - the user's code, and the job's own error is what counts
+            said = None
+        if said is None:
+            return outage_of(error)
+        if isinstance(said, bool) or not _number(said):
+            return 0.0 if said else None
+        return max(0.0, float(said))
+
+
+DEFAULT = Breaker()
+
+
+def breaker(value: Any) -> Breaker | None:
+    """Read a handler's ``breaker=``: True for the usual one, False for none, or one of its own.
+
+    Raises:
+        InvalidOption: when it is something else.
+    """
+    if isinstance(value, Breaker):
+        return value
+    if not isinstance(value, bool):
+        raise InvalidOption(f"breaker is {value!r:.80}: give True, False or a redrive.Breaker(...)")
+    return DEFAULT if value else None
+
+
+@dataclass(slots=True)
+class Gauge:
+    """The latest calls of one worker to one target, since the first that failed."""
+
+    calls: deque[tuple[float, int | None]] = field(default_factory=lambda: deque(maxlen=LATEST))
+    """When, in monotonic seconds, and for which job, where it failed."""
+
+    def count(self, failed: int | None, now: float) -> None:
+        """Count a call: *failed* is the id of the job whose call met the outage, or None for one that was answered."""
+        self.calls.append((now, failed))
+
+    def trips(self, limits: Breaker, now: float, *, each_job_once: bool) -> bool:
+        """Whether this looks like an outage."""
+        since = now - limits.window
+        calls = [job for when, job in self.calls if when >= since]
+        failed = [job for job in calls if job is not None]
+        enough = len(set(failed)) if each_job_once else len(failed)
+        return enough >= limits.failures and len(failed) >= limits.share * len(calls)
+
+    def stale(self, limits: Breaker, now: float) -> bool:
+        """Whether there is nothing left to be remembered."""
+        since = now - limits.window
+        return all(job is None or when < since for when, job in self.calls)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

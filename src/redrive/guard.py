@@ -1,0 +1,287 @@
+"""A worker's part in the breakers: it tells an outage from a failing job, and says so to the database for all workers.
+
+Every outcome passes through here on its way to the writer. While a target is known to be down, what failed by that is
+held: it waits, its try is given back. Which jobs may be claimed meanwhile is for the claim to say and not for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from redrive.breaker import Breaker, Gauge
+from redrive.errors import InvalidOption
+from redrive.events import BreakerClosed, BreakerClosing, BreakerOpened, emit
+from redrive.outcome import DONE, Died, Finished, HandedBack, Held, Retried, Succeeded
+from redrive.service import FOR_EVER, Database, Service
+from redrive.statements import named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from redrive.connections import Control
+    from redrive.failure import FailureText
+    from redrive.handlers import Handler, Handlers
+    from redrive.job import ClaimedJob
+    from redrive.statements import Statement
+
+MOST_TARGETS = 10_000
+"""Of so many targets the latest calls are remembered."""
+RATE_OVER = 60.0
+"""Seconds over which the usual rate of a target is taken, at least and twice that at most."""
+END_EVERY = 5.0
+ERROR_MOST = 500
+"""Characters of the error that are kept with a breaker."""
+
+Target = tuple[str, str]
+"""A kind, and the lane that is meant, or '' for all of it."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What this worker knows of a breaker that is not closed."""
+
+    state: str
+    since: float
+    """Since when it knows, monotonic seconds: what began before says nothing of how things stand."""
+    probe_at: float
+    """When the next probe is due, monotonic seconds; infinity for when somebody says so."""
+    opened: float
+    """When it opened, in monotonic seconds of this process."""
+    mark: int = 0
+    """When it opened, in microseconds of the database; 0 while that does not know of it."""
+
+
+class Guard(Service):
+    """Judges what failed, opens breakers and closes them."""
+
+    name = "breakers"
+
+    def __init__(self, database: Database, control: Control, handlers: Handlers) -> None:
+        super().__init__(database)
+        self.put: Callable[[Finished], None] = lambda _finished: None
+        """Where outcomes go from here."""
+        self._control = control
+        self._handlers = handlers
+        self._targeted = frozenset(
+            kind for kind in handlers.kinds() if (handler := handlers.demand(kind)).target and handler.breaker
+        )
+        self._gauges: OrderedDict[Target, Gauge] = OrderedDict()
+        self._known: dict[Target, Known] = {}
+        self._said = ""
+        self._asks: dict[Target, Callable[[], Statement[Any]]] = {}
+        self._counts: Counter[Target] = Counter()
+        self._before: Counter[Target] = Counter()
+        self._counted_since = self._before_since = time.monotonic()
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+
+    # -- what passes through
+
+    def take(self, finished: Finished) -> None:
+        """Take an outcome, from the loop or from a handler's thread, and pass on what becomes of the job."""
+        if finished.outcome is not DONE or self._gauges or self._known:
+            with self._lock:
+                finished = self._judged(finished)
+        self.put(finished)
+
+    def count(self, batch: Sequence[Finished]) -> None:
+        """Count what was done, for the usual rate of each target."""
+        now = time.monotonic()
+        if now - self._counted_since > RATE_OVER:
+            self._before, self._before_since = self._counts, self._counted_since
+            self._counts, self._counted_since = Counter(), now
+        kinds = Counter(map(_kind, batch))
+        for kind, jobs in kinds.items():
+            self._counts[kind, ""] += jobs
+        if not self._targeted.isdisjoint(kinds):
+            self._counts.update((one.job.kind, one.job.lane) for one in batch if one.job.lane)
+
+    def admit(self, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """Give back, into the lane of its target, a job that was enqueued without one and whose target is down."""
+        down = {kind for (kind, target), known in self._known.items() if target and known.state == "open"}
+        if not down:
+            return jobs
+        admitted = []
+        for job in jobs:
+            if job.kind in down and not job.lane and job.kind in self._targeted:
+                target = self._target(self._handlers.demand(job.kind), job)
+                if (known := self._known.get((job.kind, target))) is not None and target and known.state == "open":
+                    self.put(Finished(job, HandedBack(target), None))
+                    continue
+            admitted.append(job)
+        return admitted
+
+    def _judged(self, finished: Finished) -> Finished:
+        job, outcome = finished.job, finished.outcome
+        handler = self._handlers.get(job.kind)
+        if handler is None or (limits := handler.breaker) is None:
+            return finished
+        now = time.monotonic()
+        if isinstance(outcome, Succeeded):
+            if self._gauges or self._known:
+                self._answered((job.kind, self._target(handler, job)), job, now)
+            return finished
+        if not isinstance(outcome, Retried | Died) or outcome.failure.outage is None:
+            return finished
+        failure, outage, target = outcome.failure, outcome.failure.outage, self._target(handler, job)
+        if target and not job.lane and isinstance(outcome, Retried):
+            finished = replace(finished, outcome=replace(outcome, lane=target))
+        known = self._met((job.kind, target), limits, job, failure, now)
+        if known is None or (limits.give_up is not None and now - known.opened > limits.give_up):
+            return finished
+        delay = max(outage, limits.probe_every)
+        return replace(finished, outcome=Held(failure, delay, None if job.lane else target or None))
+
+    def _target(self, handler: Handler[Any, Any], job: ClaimedJob) -> str:
+        """Name the target that a job calls; '' where none is known, also because the user's function fails."""
+        if handler.target is None or job.lane:
+            return job.lane if handler.target else ""
+        try:
+            return handler.target_of(job.payload)
+        except (InvalidOption, ValueError):
+            return ""
+
+    def _answered(self, key: Target, job: ClaimedJob, now: float) -> None:
+        if (gauge := self._gauges.get(key)) is not None:
+            gauge.count(None, now)
+        for place in {key, (job.kind, "")}:
+            known = self._known.get(place)
+            if known is None or known.probe_at == float("inf"):  # what somebody opened, somebody closes
+                continue
+            if known.state == "open" and job.started > known.since:
+                known.state = "closing"
+                self._ask(place, self._closing(place))
+
+    def _met(self, key: Target, limits: Breaker, job: ClaimedJob, failure: FailureText, now: float) -> Known | None:
+        """Count a job that met an outage; gives the breaker that holds it, if one does."""
+        gauge = self._gauges.get(key)
+        if gauge is None:
+            gauge = self._gauges[key] = Gauge()
+            if len(self._gauges) > MOST_TARGETS:
+                self._gauges.popitem(last=False)
+        gauge.count(job.id, now)
+        known = self._known.get(key) or self._known.get((job.kind, ""))
+        # What a service asks for holds for a target that was named; where none is, the job may call one of many.
+        asked = (failure.outage or 0.0) if key[1] else 0.0
+        trips = asked > 0 or gauge.trips(limits, now, each_job_once=not key[1])
+        longer = asked > 0 and known is not None and now + asked > known.probe_at
+        if trips and (known is None or known.state == "closing" or longer):
+            known = self._trip(key, limits, asked, now, f"{failure.error_type}: {failure.message}")
+        return known
+
+    def _trip(self, key: Target, limits: Breaker, asked: float, now: float, error: str) -> Known:
+        hold = asked or limits.probe_every
+        before = self._known.get(key)
+        rate = self._usual_rate(key, now) if before is None else 0.0
+        known = self._known[key] = Known("open", now, now + hold, before.opened if before else now)
+        self._gauges.pop(key, None)
+        params = {
+            "kind": key[0],
+            "target": key[1],
+            "by": self.database.worker,
+            "reason": error[:ERROR_MOST],
+            "hold": hold,
+            "asked": asked,
+            "pause": limits.probe_every,
+            "longest": limits.probe_longest,
+            "peak": limits.peak,
+            "usual_rate": rate,
+            "by_hand": False,
+        }
+        self._ask(key, lambda: named("open_breaker", self._control.schema, **params))
+        return known
+
+    def _closing(self, key: Target) -> Callable[[], Statement[Any]]:
+        params = {"kind": key[0], "target": key[1], "by": self.database.worker, "by_hand": False, "at_once": False}
+        return lambda: named("close_breaker", self._control.schema, **params)
+
+    def _usual_rate(self, key: Target, now: float) -> float:
+        over = now - (self._before_since if self._before else self._counted_since)
+        return (self._before[key] + self._counts[key]) / max(1.0, over)
+
+    def _ask(self, key: Target, statement: Callable[[], Statement[Any]]) -> None:
+        self._asks[key] = statement
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived its worker
+            self._loop.call_soon_threadsafe(self.wake)
+
+    # -- what the database knows
+
+    def learn(self, breakers: str) -> frozenset[str]:
+        """Take from a survey which breakers are not closed, as JSON; gives their kinds."""
+        if breakers or self._known:
+            with self._lock:
+                self._learn(json.loads(breakers) if breakers else [], time.monotonic())
+        return frozenset(kind for kind, _ in self._known)
+
+    def _learn(self, rows: Iterable[Any], now: float) -> None:
+        there: set[Target] = set()
+        for kind, target, state, mark, probe_in, age in rows:
+            key = (kind, target)
+            there.add(key)
+            known, probe_at = self._known.get(key), float("inf") if probe_in is None else now + probe_in
+            if key in self._asks and known is not None:
+                known.mark = mark
+                continue  # it has more to say than it has heard
+            if known is None:
+                known = self._known[key] = Known(state, now, probe_at, now - age, mark)
+                self._contribute(key, known, now)
+            elif known.state != state:
+                known.since = now
+            known.state, known.probe_at, known.mark = state, probe_at, mark
+        for key in [key for key in self._known if key not in there and key not in self._asks]:
+            del self._known[key]
+        if any(known.state == "closing" for known in self._known.values()):
+            self._loop.call_soon_threadsafe(self.wake)
+
+    def _contribute(self, key: Target, known: Known, now: float) -> None:
+        """Add what this worker did a second before another opened the breaker."""
+        handler = self._handlers.get(key[0])
+        rate = self._usual_rate(key, now)
+        if known.state == "open" and rate > 0 and handler is not None:
+            params = {"kind": key[0], "target": key[1], "opened": known.mark, "usual_rate": rate}
+            self._ask(key, lambda: named("add_usual_rate", self._control.schema, **params))
+
+    async def tick(self) -> float:
+        """Say what there is to be said, and end what is over."""
+        while self._asks:
+            with self._lock:
+                key, statement = next(iter(self._asks.items()))
+            rows = await self._control.run(statement())
+            with self._lock:
+                if self._asks.get(key) is statement:
+                    del self._asks[key]
+            self._tell(rows)
+        with self._lock:
+            self._forget(time.monotonic())
+            closing = any(known.state == "closing" for known in self._known.values())
+        if not closing:
+            return FOR_EVER
+        for row in await self._control.run(named("end_breakers", self._control.schema)):
+            emit(BreakerClosed(worker=self.database.worker, kind=row.kind, target=row.target, outage=row.lasted))
+        return END_EVERY
+
+    def _tell(self, rows: Sequence[Any]) -> None:
+        for row in rows:
+            about = {"worker": self.database.worker, "kind": getattr(row, "kind", ""), "target": row.target}
+            if getattr(row, "opened", False):
+                hold = (row.probe_at - row.opened_at).total_seconds() if row.probe_at else FOR_EVER
+                emit(BreakerOpened(**about, error=row.reason or "", hold=hold))
+            elif getattr(row, "state", "") == "closing":
+                emit(BreakerClosing(**about, outage=(row.closed_at - row.opened_at).total_seconds()))
+
+    def _forget(self, now: float) -> None:
+        for key, gauge in list(self._gauges.items()):
+            handler = self._handlers.get(key[0])
+            if handler is None or handler.breaker is None or gauge.stale(handler.breaker, now):
+                del self._gauges[key]
+
+
+_kind = attrgetter("job.kind")

@@ -1,0 +1,115 @@
+"""How kinds come to have handlers, and what is known of a kind when a job of it is enqueued.
+
+Nothing here runs a statement: a queue is this, and its tables.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from redrive import store
+from redrive.backoff import Backoff, quadratic
+from redrive.breaker import Breaker
+from redrive.breaker import breaker as read_breaker
+from redrive.errors import InvalidOption
+from redrive.handlers import HOUR, Enqueuer, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
+from redrive.instruments import noted
+from redrive.isolation import isolation as isolated
+from redrive.settings import unknown
+from redrive.typed import dump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import timedelta
+
+
+class Registry(Enqueuer):
+    """The handlers of a queue, by kind."""
+
+    def __init__(self) -> None:
+        self.handlers = Handlers()
+
+    def handler(
+        self,
+        kind: str | None = None,
+        *,
+        max_attempts: int = 5,
+        timeout: float | timedelta | None = HOUR,
+        backoff: Backoff | None = None,
+        retry_on: Exceptions | None = None,
+        dead_on: Exceptions | None = None,
+        priority: int = 5,
+        sensitive: bool = False,
+        aliases: Iterable[str] = (),
+        on_dead: Callable[[Any], None] | None = None,
+        isolation: Literal["process"] | None = None,
+        memory_limit: int | str | None = None,
+        jobs_per_child: int | None = None,
+        breaker: bool | Breaker = True,
+        target: Callable[[Any], str] | None = None,
+    ) -> Callable[[Callable[P, R]], Handler[P, R]]:
+        """Register a function as the handler of *kind*; without a kind, its own name is the kind.
+
+        With ``isolation="process"`` it runs in a child process, which is killed at its timeout; *memory_limit* is in
+        bytes, or text like 512MB, and *jobs_per_child* how many jobs one child runs at most (100). While a service that
+        it calls is down, its jobs wait without spending attempts, as *breaker* says; *target* is a function from the
+        payload to the name of that service, such as a host, where jobs of the kind call several.
+
+        Raises:
+            InvalidOption: for a kind that is taken, or a value that makes no sense.
+        """
+        store.options(priority=priority, max_attempts=max_attempts)
+        if backoff is not None and not callable(backoff):
+            raise InvalidOption(
+                f"backoff is {backoff!r}: give a callable attempt -> seconds, e.g. redrive.backoff.exponential()"
+            )
+        apart = isolated(isolation, memory_limit, jobs_per_child)
+        breaks = read_breaker(breaker)
+        if target is not None and not callable(target):
+            raise InvalidOption(f"target is {target!r:.80}: give a function from a payload to the name of a service")
+        registered_in = str(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001 - as logging finds its caller
+
+        def register(function: Callable[P, R]) -> Handler[P, R]:
+            handler = Handler(
+                kind=store.name(function.__name__ if kind is None else kind, "kind"),
+                function=function,
+                queue=self,
+                max_attempts=max_attempts,
+                timeout=timeout_seconds(timeout),
+                backoff=backoff or quadratic(),
+                retry_on=exceptions(retry_on, "retry_on"),
+                dead_on=exceptions(dead_on, "dead_on"),
+                priority=priority,
+                sensitive=sensitive,
+                aliases=tuple(store.name(alias, "alias") for alias in aliases),
+                on_dead=on_dead,
+                isolation=apart,
+                registered_in=registered_in,
+                breaker=breaks,
+                target=target,
+            )
+            self.handlers.add(handler)
+            return handler
+
+        return register
+
+    def _options(self, kind: str, options: Mapping[str, Any]) -> store.Options:
+        """Check how jobs of *kind* are to run, with what its handler says of that."""
+        if (handler := self._handler_of(kind)) is not None:
+            options = {"priority": handler.priority, "max_attempts": handler.max_attempts, **options}
+        for name in options:
+            if name not in store.Wishes.__annotations__:
+                raise unknown(name, [*store.Wishes.__annotations__, "connection", "key"])
+        return store.options(**noted(kind, options))
+
+    def _in_lane(self, kind: str, payload: Any, options: Mapping[str, Any]) -> store.Options:
+        """As :meth:`_options`, of one job: in the lane of what it calls, where its handler tells and none is given."""
+        how, handler = self._options(kind, options), self._handler_of(kind)
+        if handler is None or handler.target is None or "lane" in options:
+            return how
+        return replace(how, lane=handler.target_of(dump(payload)))
+
+    def _handler_of(self, kind: Any) -> Handler[Any, Any] | None:
+        return self.handlers.get(kind) if isinstance(kind, str) else None
