@@ -44,7 +44,12 @@ def found(kind: str, *, priority: int = 5, lane: str = "", due_in: float = -1.0,
 def about(now: int, **limits: float) -> Any:
     """Give the last row of a survey: the time, and the kinds with limits, each with its pause."""
     return SimpleNamespace(
-        run_at=now, suspects=False, limited=list(limits), pauses=list(limits.values()), by_running=[True] * len(limits)
+        run_at=now,
+        suspects=False,
+        limited=list(limits),
+        pauses=list(limits.values()),
+        by_running=[True] * len(limits),
+        breakers=None,
     )
 
 
@@ -261,7 +266,7 @@ class TestLimits:
         assert not seen.due
         assert seen.due_in == pytest.approx(0.3)
         assert lanes.asks_limits(100.6)
-        assert lanes.freed(["a", "b"])
+        assert lanes.limits.freed(["a", "b"])
         assert lanes.asks_limits(100.3)
 
     def test_as_long_as_claims_fill_what_was_asked_for_nothing_is_waited_for(self):
@@ -280,7 +285,7 @@ class TestLimits:
         lanes = Lanes(["a", "b"])
         lanes.surveyed([found("a"), about(micros(0), b=0.5)], QUICK, 100.0)
         assert not lanes.asks_limits(100.0)
-        assert not lanes.limits_hold
+        assert lanes.limits.next_at(lanes.due_kinds()) == float("inf")
 
 
 class TestMarks:

@@ -22,10 +22,11 @@ from redrive.job import Holder
 from redrive.lanes import NEVER, PAGE, STRIKES, Lanes
 from redrive.listener import NoListener
 from redrive.migrate import migrate
-from redrive.producer import AUDITS, BACKLOG_MOST, Producer
+from redrive.producer import BACKLOG_MOST, Producer
 from redrive.service import Database
 from redrive.slots import Slots
 from redrive.statements import named, run
+from redrive.strays import AUDITS, Strays
 from support_engine import due_now, plain_insert, row, rows
 
 WORKER = "here:1:abcdef"
@@ -51,7 +52,7 @@ class Rig:
             holder=Holder(WORKER, "redrive"),
             kinds=kinds,
             poll=5.0,
-            known=self.slots.held,
+            strays=Strays(self.claim, Holder(WORKER, "redrive"), self.slots.held),
             alive=lambda: self.alive,
             backlog=lambda: self.backlog,
         )
@@ -236,9 +237,9 @@ class TestClaim:
                 assert (job.id, job.attempt) == (job_id, 3)
                 # It may yet be committed by a server that was slow: looked at again, and then no more.
                 looks = 0
-                while held.producer._audit_at < float("inf"):
-                    held.producer._audit_at, looks = 0.0, looks + 1
-                    await held.producer.hand_back_strays()
+                while held.producer.strays._audit_at < float("inf"):
+                    held.producer.strays._audit_at, looks = 0.0, looks + 1
+                    await held.producer.strays.hand_back()
                 assert looks == AUDITS
 
         asyncio.run(scenario())
@@ -385,7 +386,11 @@ class TestSurvey:
         """While looks from the heads are dear: a known lane from its mark on, an unknown one wherever it lies."""
         lanes = Lanes(["k"])
         for _ in range(STRIKES):
-            lanes.surveyed([SimpleNamespace(run_at=0, suspects=False, limited=[], pauses=[], by_running=[])], 10.0, 0.0)
+            lanes.surveyed(
+                [SimpleNamespace(run_at=0, suspects=False, limited=[], pauses=[], by_running=[], breakers=None)],
+                10.0,
+                0.0,
+            )
         assert not lanes.heads_are_cheap
         look = lanes.look() | {"starts": ["2020-01-01"], "start_ids": [0]}
         plain_insert(conn, "k", run_at="2019-12-31")

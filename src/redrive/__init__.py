@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from redrive.breaker import Breaker
     from redrive.errors import (
         Dead,
         Discard,
@@ -20,7 +21,7 @@ else:
     # Imported when first asked for: `redrive --help` is this package's, too, and need not wait for the driver.
     def __getattr__(name: str) -> Any:
         """Import a public name from the module that has it."""
-        for module in ("redrive.errors", "redrive.job", "redrive.queue") if name in __all__ else ():
+        for module in ("redrive.errors", "redrive.job", "redrive.queue", "redrive.breaker") if name in __all__ else ():
             if (found := vars(import_module(module)).get(name)) is not None:
                 globals()[name] = found
                 return found
@@ -28,6 +29,7 @@ else:
 
 
 __all__ = [
+    "Breaker",
     "ClaimedJob",
     "Dead",
     "Discard",

@@ -23,6 +23,10 @@ LONGEST = 10 * 365 * 86_400.0
 Classifier = Callable[[BaseException], bool | float | None]
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Breaker:
     """When calls to a service are held back, how it is probed, and how the backlog is let out again."""
@@ -125,7 +129,3 @@ class Gauge:
         """Whether there is nothing left to be remembered."""
         since = now - limits.window
         return all(job is None or when < since for when, job in self.calls)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -68,6 +68,8 @@ class Guard(Service):
         super().__init__(database)
         self.put: Callable[[Finished], None] = lambda _finished: None
         """Where outcomes go from here."""
+        self.withdraw: Callable[[Callable[[ClaimedJob], bool]], list[ClaimedJob]] = lambda _unwanted: []
+        """Asked for jobs that wait here to begin, and are not to."""
         self._control = control
         self._handlers = handlers
         self._targeted = frozenset(
@@ -197,7 +199,18 @@ class Guard(Service):
             "by_hand": False,
         }
         self._ask(key, lambda: named("open_breaker", self._control.schema, **params))
+        with contextlib.suppress(RuntimeError):  # as in _ask
+            self._loop.call_soon_threadsafe(self._withdraw, key)
         return known
+
+    def _withdraw(self, key: Target) -> None:
+        """Give back what was claimed before, and would only meet the same."""
+
+        def unwanted(job: ClaimedJob) -> bool:
+            return job.kind == key[0] and (not key[1] or self._target(self._handlers.demand(job.kind), job) == key[1])
+
+        for job in self.withdraw(unwanted):
+            self.put(Finished(job, HandedBack(None if job.lane else key[1] or None), None))
 
     def _closing(self, key: Target) -> Callable[[], Statement[Any]]:
         params = {"kind": key[0], "target": key[1], "by": self.database.worker, "by_hand": False, "at_once": False}

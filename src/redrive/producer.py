@@ -144,6 +144,8 @@ class Producer(Service):
         self._slots.starved = True  # before looking: a slot that is freed in a thread meanwhile wakes this loop
         room = min(CLAIM_MOST, self._slots.room())
         if room <= 0:
+            if not self._survey_at:  # what runs here may meet an outage that others have met before
+                await self._survey()
             await self._let_another_watch()
             return self._poll
         self._slots.starved = False

@@ -156,6 +156,12 @@ class Slots:
             self._alone = None
         return taken
 
+    def withdraw(self, unwanted: Callable[[ClaimedJob], bool]) -> list[ClaimedJob]:
+        """Take out those jobs that have not begun and are not to."""
+        waiting = self.take_unstarted() if self._alone is None else []
+        self._ready.extend(job for job in waiting if not unwanted(job))
+        return [job for job in waiting if unwanted(job)]
+
     def take_stale(self) -> list[ClaimedJob]:
         """Take out jobs that have waited too long for a slot here, while other workers may be idle."""
         waited = time.monotonic() - self._waiting_since

@@ -141,6 +141,7 @@ class Worker:
         self.guard.put = self.writer.put
         done = self.guard.take if settings.breaker else self.writer.put
         self.slots = Slots(self.handlers, settings.concurrency, done)
+        self.guard.withdraw = self.slots.withdraw
         listener = Listener if settings.listen else NoListener
         self.listener = listener(self.database, self._listen, self._claim, self.name)
         self.heartbeat = Heartbeat(

@@ -295,7 +295,7 @@ WITH room AS MATERIALIZED (
                         ELSE probe_at END,
         probe_pause = CASE WHEN state = 'open' THEN least(probe_longest, 2 * probe_pause) ELSE probe_pause END,
         empty_at = CASE WHEN state = 'closing' THEN
-            greatest(empty_at, {clock}() - make_interval(secs => greatest(2, ceil({schema}.breaker_rate(b) / 10)) / {schema}.breaker_rate(b)))
+            greatest(empty_at, {clock}() - make_interval(secs => greatest(2, ceil({schema}.breaker_rate(b) / 8)) / {schema}.breaker_rate(b)))
             + make_interval(secs => t.jobs / {schema}.breaker_rate(b)) ELSE empty_at END,
         slack_at = CASE WHEN state = 'closing' THEN
             least({clock}(), greatest(slack_at, {clock}() - interval '30 s') + make_interval(secs => t.jobs / {schema}.breaker_rate(b) / 0.8))
@@ -1074,7 +1074,8 @@ SELECT kind, paused_at, paused_by, paused_reason, paused_until,
        running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
        (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
 FROM {kinds} k
-WHERE (paused_at IS NOT NULL OR limited) AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
+WHERE (paused_at IS NOT NULL OR num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0)
+  AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind
 
 -- name: open_breaker
@@ -1130,7 +1131,7 @@ SET state = CASE WHEN %(at_once)s THEN 'closed' ELSE 'closing' END,
               AND j.created_at >= b.opened_at AND j.run_at <= {clock}()
             LIMIT 100000
         ) j
-    ) / greatest(1, extract(epoch FROM {clock}() - b.opened_at)::float8)) END
+    ) / greatest(10, extract(epoch FROM {clock}() - b.opened_at)::float8)) END
 WHERE b.kind IN (SELECT kind FROM of_kind) AND b.target = %(target)s::text
   AND (b.state = 'open' AND (%(by_hand)s OR b.probe_at < 'infinity') OR %(at_once)s AND b.state = 'closing')
 RETURNING kind, target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,

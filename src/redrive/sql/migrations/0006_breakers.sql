@@ -46,12 +46,13 @@ COMMENT ON COLUMN {breakers}.probe_pause IS 'seconds from one probe to the next,
 COMMENT ON COLUMN {breakers}.usual_rate IS 'jobs a second before the outage, in all workers; peak is how many times that is let out';
 COMMENT ON COLUMN {breakers}.empty_at IS 'the instant up to which the rate of closing is used up; slack_at: the same, with more patience';
 
--- Jobs a second that a closing breaker lets out: a quarter of the usual rate at first, twice as much every half minute, up
--- to peak times the usual; without a known rate there is nothing to go by but the doubling.
+-- Jobs a second that a closing breaker lets out: a quarter of the usual rate at first, twice as much every quarter of a minute, up
+-- to nearly peak times the usual, so that with the few that may go at once it is no more; without a known rate there is
+-- nothing to go by but the doubling.
 CREATE FUNCTION {schema}.breaker_rate(b {breakers}) RETURNS double precision LANGUAGE sql STABLE AS $$
     SELECT least(
-        greatest(1, b.usual_rate / 4) * power(2, least(40, greatest(0, extract(epoch FROM {clock}() - b.closed_at)::float8) / 30)),
-        CASE WHEN b.usual_rate > 0 THEN greatest(1, 0.9 * b.peak * b.usual_rate) ELSE 1e6 END
+        greatest(1, b.usual_rate / 4) * power(2, least(40, greatest(0, extract(epoch FROM {clock}() - b.closed_at)::float8) / 15)),
+        CASE WHEN b.usual_rate > 0 THEN greatest(1, 0.85 * b.peak * b.usual_rate) ELSE 1e6 END
     )
 $$;
 
@@ -60,7 +61,7 @@ CREATE FUNCTION {schema}.breaker_room(b {breakers}) RETURNS bigint LANGUAGE sql 
     SELECT CASE b.state
         WHEN 'open' THEN (b.probe_at <= {clock}())::int::bigint
         WHEN 'closing' THEN floor(least(
-            greatest(2, ceil({schema}.breaker_rate(b) / 10)),
+            greatest(2, ceil({schema}.breaker_rate(b) / 8)),
             extract(epoch FROM {clock}() - b.empty_at)::float8 * {schema}.breaker_rate(b) + 1e-6
         ))::bigint
     END

@@ -1,0 +1,271 @@
+"""A breaker holds jobs, lets single ones through as probes, and lets the backlog out at a rising rate."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from redrive import InvalidOption, Queue, store
+from redrive.job import Holder
+from redrive.lanes import Lanes
+from redrive.statements import named, run
+from redrive.testing import clock
+
+WORKER = Holder("here:1:abcdef", "redrive", None, None)
+
+
+def add(conn: psycopg.Connection, kind: str, jobs: int = 1, **columns: Any) -> None:
+    named_ = "".join(f", {name}" for name in columns)
+    given = "".join(", %s" for _ in columns)
+    conn.execute(
+        f"insert into redrive.jobs (kind{named_}) select %s{given} from generate_series(1, %s)",
+        [kind, *columns.values(), jobs],
+    )
+
+
+def claim(conn: psycopg.Connection, *kinds: str, limit: int = 100, alone: bool = False) -> list[Any]:
+    """Claim as a worker does: what has no limit, then what has, in one transaction with the lock of its kind."""
+    lanes = Lanes(kinds)
+    lanes.surveyed(run(conn, store.survey("redrive", **lanes.look())), 0.0, 1.0)
+    jobs = run(conn, store.claim(WORKER, **lanes.plan(limit, lambda _kind: limit, 1.0).params()))
+    with conn.transaction():
+        locked = run(conn, store.lock_limits("redrive", list(lanes.limits)))
+        if alone:
+            return run(conn, store.claim_alone(WORKER, kinds=list(kinds), locked=locked))
+        plan = lanes.plan(limit, lambda _kind: limit, 1.0, limited=True)
+        return jobs + run(conn, store.claim_limited(WORKER, locked=locked, **plan.params()))
+
+
+def trip(conn: psycopg.Connection, kind: str = "mail", target: str = "", **how: Any) -> Any:
+    """Open a breaker as a worker does that saw an outage."""
+    given = {"by": "here:1:abcdef", "reason": "ConnectionError: no", "hold": 5.0, "asked": 0.0, "pause": 5.0}
+    given |= {"longest": 60.0, "peak": 2.0, "usual_rate": 10.0, "by_hand": False}
+    [row] = run(conn, named("open_breaker", "redrive", kind=kind, target=target, **given | how))
+    return row
+
+
+def answered(conn: psycopg.Connection, kind: str = "mail", target: str = "") -> list[Any]:
+    """Close it as a worker does whose probe was answered."""
+    return run(conn, named("close_breaker", "redrive", kind=kind, target=target, by="w", by_hand=False, at_once=False))
+
+
+def ended(conn: psycopg.Connection) -> list[str]:
+    return [row.target for row in run(conn, named("end_breakers", "redrive"))]
+
+
+def broken(conn: psycopg.Connection) -> dict[str, bool]:
+    return dict(conn.execute("select kind, broken from redrive.kinds order by kind").fetchall())
+
+
+@pytest.fixture
+def queue(db):
+    with_pool = Queue(db)
+    yield with_pool
+    with_pool.close()
+
+
+class TestOpen:
+    def test_the_jobs_of_a_broken_kind_are_held_and_the_others_are_not(self, conn):
+        trip(conn)
+        add(conn, "mail", 3)
+        add(conn, "export", 2)
+        assert [job.kind for job in claim(conn, "mail", "export")] == ["export", "export"]
+
+    def test_only_the_target_is_held_that_is_down(self, conn):
+        trip(conn, target="b.example")
+        add(conn, "mail", 2, lane="a.example")
+        add(conn, "mail", 2, lane="b.example")
+        add(conn, "mail", 1)
+        assert sorted(job.lane for job in claim(conn, "mail")) == ["", "a.example", "a.example"]
+
+    def test_when_a_probe_is_due_one_job_is_let_through_whatever_its_priority_and_whoever_asks(self, conn):
+        trip(conn)
+        for priority in (3, 5, 7):
+            add(conn, "mail", 5, priority=priority)
+        assert claim(conn, "mail") == []
+        with clock(conn) as now:
+            now.move(seconds=5.1)
+            assert [job.priority for job in claim(conn, "mail")] == [3]
+            assert claim(conn, "mail") == []
+
+    def test_each_probe_waits_twice_as_long_up_to_the_longest_pause(self, conn):
+        trip(conn, longest=20.0)
+        add(conn, "mail", 9)
+        with clock(conn) as now:
+            now.move(seconds=5.1)
+            for pause in (5, 10, 20, 20):
+                assert len(claim(conn, "mail")) == 1
+                now.move(seconds=0.85 * pause)
+                assert claim(conn, "mail") == []
+                now.move(seconds=0.3 * pause)
+        [row] = conn.execute("select probes, probe_pause from redrive.breakers").fetchall()
+        assert row == (4, 20.0)
+
+    def test_a_target_that_asks_for_a_longer_pause_gets_it_and_a_shorter_one_changes_nothing(self, conn):
+        first = trip(conn, hold=60.0, asked=60.0)
+        assert (trip(conn, hold=5.0, asked=5.0).probe_at - first.probe_at).total_seconds() == 0
+        assert (trip(conn, hold=90.0, asked=90.0).probe_at - first.probe_at).total_seconds() == pytest.approx(30, abs=3)
+
+    def test_workers_that_see_the_same_outage_add_up_what_each_of_them_did(self, conn):
+        assert trip(conn, usual_rate=4.0).opened
+        again = trip(conn, usual_rate=2.5)
+        assert (again.opened, again.usual_rate) == (False, 6.5)
+
+    def test_a_job_that_is_on_trial_is_held_as_well(self, conn):
+        trip(conn)
+        add(conn, "mail", alone=True)
+        assert claim(conn, "mail", alone=True) == []
+        answered(conn)
+        assert len(claim(conn, "mail", alone=True)) == 1
+
+    def test_a_row_made_by_plain_sql_holds_and_its_removal_lets_go(self, conn):
+        add(conn, "mail", 2)
+        conn.execute("insert into redrive.breakers (kind, target, probe_at) values ('mail', '', 'infinity')")
+        assert broken(conn) == {"mail": True}
+        assert claim(conn, "mail") == []
+        conn.execute("delete from redrive.breakers")
+        assert broken(conn) == {"mail": False}
+        assert len(claim(conn, "mail")) == 2
+
+    def test_the_limits_of_a_broken_kind_go_on_to_hold(self, conn, queue):
+        queue.kinds.limit("mail", running=2)
+        add(conn, "mail", 5)
+        trip(conn)
+        assert claim(conn, "mail") == []
+        queue.breakers.close("mail", at_once=True)
+        assert len(claim(conn, "mail")) == 2
+        assert queue.kinds.list()[0].running_most == 2
+
+    def test_a_kind_without_limits_is_not_listed_with_those_that_have_some(self, conn, queue):
+        trip(conn)
+        assert queue.kinds.list() == []
+
+
+class TestClosing:
+    def test_the_backlog_goes_out_at_a_quarter_of_the_usual_rate_then_faster_and_never_over_the_peak(self, conn):
+        trip(conn, usual_rate=10.0)
+        add(conn, "mail", 3000, created_at="2020-01-01")
+        answered(conn)
+        seconds = []
+        with clock(conn) as now:
+            for _ in range(60):
+                jobs = 0
+                for _ in range(10):
+                    now.move(seconds=0.1)
+                    jobs += len(claim(conn, "mail"))
+                seconds.append(jobs)
+        assert 2 <= sum(seconds[:5]) / 5 <= 3.5
+        assert 8 <= sum(seconds[28:32]) / 4 <= 12
+        assert max(seconds) <= 20
+        assert 15 <= sum(seconds[50:]) / 10 <= 20
+
+    def test_what_came_in_during_the_outage_is_a_usual_rate_too(self, conn):
+        trip(conn, usual_rate=0.0)
+        with clock(conn) as now:
+            now.move(seconds=100)
+            add(conn, "mail", 500)
+            add(conn, "export", 500)
+            [row] = answered(conn)
+        assert row.usual_rate == pytest.approx(5, abs=0.1)
+
+    def test_without_a_known_rate_it_begins_with_one_a_second_and_doubles_without_a_bound(self, conn):
+        trip(conn, usual_rate=0.0)
+        [row] = answered(conn)
+        assert row.rate == 1
+        with clock(conn) as now:
+            now.move(seconds=150)
+            [row] = run(conn, named("list_breakers", "redrive", kind=None, closed=False, most=10))
+        assert row.rate == pytest.approx(1024, rel=0.1)
+
+    def test_it_is_closed_once_less_goes_through_than_might(self, conn):
+        trip(conn, usual_rate=10.0)
+        add(conn, "mail", 40, created_at="2020-01-01")
+        answered(conn)
+        with clock(conn) as now:
+            while claim(conn, "mail") or conn.execute(
+                "select count(*) from redrive.jobs where status = 'pending'"
+            ).fetchone() != (0,):
+                assert ended(conn) == []
+                now.move(seconds=0.5)
+            now.move(seconds=11)
+            assert ended(conn) == [""]
+        assert broken(conn) == {"mail": False}
+
+    def test_an_outage_that_flares_up_goes_on_with_the_pauses_that_it_had(self, conn):
+        first = trip(conn)
+        with clock(conn) as now:
+            now.move(seconds=5.1)
+            add(conn, "mail", 2)
+            claim(conn, "mail")
+            answered(conn)
+            again = trip(conn)
+        assert (again.opened, again.opened_at, again.state) == (False, first.opened_at, "open")
+        assert conn.execute("select probe_pause from redrive.breakers").fetchone() == (10.0,)
+
+    def test_an_answer_that_comes_after_it_was_closed_changes_nothing(self, conn):
+        trip(conn)
+        answered(conn)
+        assert answered(conn) == []
+
+
+class TestByHand:
+    def test_what_an_operator_opens_waits_for_an_operator(self, conn, queue):
+        row = queue.breakers.open("mail", by="ada", reason="they told us", connection=conn)
+        assert (row.state, row.by_hand, row.probe_at, row.opened_by) == ("open", True, None, "ada")
+        add(conn, "mail", 30)
+        assert answered(conn) == []
+        with clock(conn) as now:
+            now.move(days=300)
+            assert claim(conn, "mail") == []
+        [row] = queue.breakers.list()
+        assert (row.name, row.reason, row.waiting) == ("mail", "they told us", 30)
+        assert queue.breakers.close("mail", by="bob", at_once=True).closed_by == "bob"
+        assert len(claim(conn, "mail")) == 30
+        assert queue.breakers.list() == []
+        assert [row.state for row in queue.breakers.list(closed=True)] == ["closed"]
+
+    def test_with_a_hold_it_is_probed_after_that(self, conn, queue):
+        row = queue.breakers.open("mail", "a.example", hold=timedelta(hours=2))
+        assert not row.by_hand
+        assert (row.probe_at - row.opened_at).total_seconds() == pytest.approx(7200)
+
+    def test_closed_without_haste_it_lets_the_backlog_out_at_a_rising_rate(self, conn, queue):
+        queue.breakers.open("mail")
+        add(conn, "mail", 30)
+        row = queue.breakers.close("mail")
+        assert (row.state, row.rate) == ("closing", 1)
+        assert len(claim(conn, "mail")) <= 1
+        assert queue.breakers.close("mail") is None
+        assert queue.breakers.close("mail", at_once=True).state == "closed"
+        assert len(claim(conn, "mail")) >= 29
+
+    def test_to_close_what_is_not_open_is_said(self, queue):
+        assert queue.breakers.close("mail") is None
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"kind": ""}, "kind is empty"),
+            ({"kind": "mail", "target": "a\0"}, "target is 'a"),
+            ({"kind": "mail", "hold": 0}, "hold is 0 s"),
+            ({"kind": "mail", "hold": -1.0}, "hold is -1 s"),
+            ({"kind": "mail", "reason": "\ud800"}, "reason is"),
+            ({"kind": "mail", "by": 3}, "by is 3"),
+        ],
+    )
+    def test_bad_input_is_refused_before_anything_is_written(self, conn, queue, given, said):
+        with pytest.raises(InvalidOption, match=said.replace("(", r"\(")):
+            queue.breakers.open(**given)
+        assert conn.execute("select count(*) from redrive.breakers").fetchone() == (0,)
+
+    def test_async_code_has_the_same(self, queue):
+        async def scenario() -> None:
+            assert (await queue.breakers.open_async("mail")).state == "open"
+            assert [row.kind for row in await queue.breakers.list_async("mail")] == ["mail"]
+            assert (await queue.breakers.close_async("mail", at_once=True)).state == "closed"
+
+        asyncio.run(scenario())

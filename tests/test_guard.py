@@ -1,0 +1,301 @@
+"""While what they call is down jobs wait without spending attempts, probes ask, and afterwards the backlog goes out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+
+from engine import Inside, states
+from redrive import Breaker, InvalidOption, Queue, Retry, events
+from support import wait_for
+
+QUICK = Breaker(probe_every=0.3, probe_longest=0.5)
+
+
+class Service:
+    """What the jobs call: up or down, and it notes who called."""
+
+    def __init__(self) -> None:
+        self.down = True
+        self.calls: list[tuple[float, Any]] = []
+        self._lock = threading.Lock()
+
+    def call(self, payload: Any) -> None:
+        with self._lock:
+            self.calls.append((time.monotonic(), payload))
+        if self.down:
+            threading.Event().wait(0.01)  # as long as it takes to hear nothing
+            raise ConnectionRefusedError("nobody listens there")
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def make(db):
+    queues = []
+
+    def make(handle: Any, **how: Any) -> Queue:
+        queue = Queue(db, poll=1)
+        queue.handler("mail", **{"breaker": QUICK, **how})(handle)
+        queues.append(queue)
+        return queue
+
+    yield make
+    for queue in queues:
+        queue.close()
+
+
+def state(queue: Queue) -> dict[str, str]:
+    return {breaker.name: breaker.state for breaker in queue.breakers.list(closed=True)}
+
+
+def attempts(conn: psycopg.Connection) -> list[int]:
+    return [row[0] for row in conn.execute("select attempts from redrive.jobs order by id")]
+
+
+def lanes(conn: psycopg.Connection) -> dict[str, int]:
+    return dict(conn.execute("select lane, count(*)::int from redrive.jobs group by lane").fetchall())
+
+
+def outcomes(conn: psycopg.Connection) -> set[str]:
+    return {row[0] for row in conn.execute("select distinct outcome from redrive.failures")}
+
+
+def log_in(services: dict[str, Service]) -> Any:
+    """Make a handler that calls the service which its payload names."""
+    return lambda payload: services[payload["host"]].call(payload)
+
+
+def test_an_outage_costs_the_jobs_behind_it_no_attempt_and_all_succeed_afterwards(conn, make, service):
+    queue = make(service.call, max_attempts=2)
+    queue.enqueue_many("mail", [{}] * 40)
+    heard: list[Any] = []
+    end = events.subscribe(heard.append, events.BreakerOpened, events.BreakerClosing, events.JobHeld)
+    with Inside(queue, concurrency=4):
+        wait_for(lambda: state(queue) == {"mail": "open"}, 20)
+        wait_for(lambda: "running" not in states(conn), 20)
+        before = len(service.calls)
+        wait_for(lambda: len(service.calls) >= before + 4, 20)  # probes, one at a time
+        times = [when for when, _ in service.calls[before:]]
+        assert min(later - earlier for earlier, later in pairwise(times)) > 0.2
+        assert states(conn) in ({"pending": 40}, {"pending": 39, "running": 1})
+        assert max(attempts(conn)) <= 1
+        service.down = False
+        wait_for(lambda: state(queue) == {"mail": "closing"}, 20)
+        wait_for(lambda: states(conn)["succeeded"] > 3, 20)
+        queue.breakers.close("mail", at_once=True)
+        wait_for(lambda: states(conn) == {"succeeded": 40}, 20)
+    end()
+    [opened] = [one for one in heard if isinstance(one, events.BreakerOpened)]
+    assert (opened.kind, opened.target, opened.error) == ("mail", "", "ConnectionRefusedError: nobody listens there")
+    assert outcomes(conn) == {"retried", "held"}
+    assert sum(isinstance(one, events.JobHeld) for one in heard) > 3
+
+
+def test_only_the_target_that_is_down_is_held(conn, make):
+    services = {"up": Service(), "down": Service()}
+    services["up"].down = False
+    queue = make(log_in(services), target=lambda payload: payload["host"])
+    for host in ("down", "up") * 10:
+        queue.enqueue("mail", {"host": host})
+    with Inside(queue, concurrency=2):
+        wait_for(lambda: state(queue) == {"mail down": "open"}, 20)
+        wait_for(lambda: states(conn).get("succeeded") == 10, 20)
+        queue.enqueue("mail", {"host": "up"})
+        wait_for(lambda: states(conn).get("succeeded") == 11, 5)  # at once, though its kind is counted now
+        assert len(services["down"].calls) < 10
+
+
+def test_jobs_enqueued_by_sql_have_their_target_found_and_are_put_into_its_lane(conn, make):
+    services = {"down": Service()}
+    queue = make(log_in(services), target=lambda payload: payload["host"])
+    conn.execute(
+        """insert into redrive.jobs (kind, payload) select 'mail', '{"host": "down"}' from generate_series(1, 30)"""
+    )
+    with Inside(queue, concurrency=2):
+        wait_for(lambda: state(queue) == {"mail down": "open"}, 20)
+        wait_for(lambda: lanes(conn) == {"down": 30}, 20)
+        calls = len(services["down"].calls)
+        assert calls < 10
+        assert max(attempts(conn)) <= 1
+        services["down"].down = False
+        wait_for(lambda: states(conn).get("succeeded", 0) >= 1, 20)
+
+
+def test_what_a_target_asks_for_holds_for_all_its_jobs(conn, make):
+    """Retry-After of an answer, or of the handler's own words (CL-08 in spirit)."""
+
+    class TooMany(Exception):
+        def __init__(self, wait: str) -> None:
+            self.response = SimpleNamespace(status_code=429, headers={"Retry-After": wait})
+
+    def handle(payload: Any) -> None:
+        if payload["host"] == "words":
+            raise Retry("quota", after=500, whole_target=True)
+        raise TooMany("300")
+
+    queue = make(handle, target=lambda payload: payload["host"])
+    for host in ("answer", "words") * 3:
+        queue.enqueue("mail", {"host": host})
+    with Inside(queue, concurrency=1):
+        wait_for(lambda: state(queue) == {"mail answer": "open", "mail words": "open"}, 20)
+        wait_for(lambda: "running" not in states(conn), 20)
+    holds = {one.target: (one.probe_at - one.opened_at).total_seconds() for one in queue.breakers.list()}
+    assert holds == {"answer": pytest.approx(300, abs=10), "words": pytest.approx(500, abs=10)}
+    assert attempts(conn) == [0] * 6
+
+
+def test_what_one_of_many_asks_for_without_a_target_holds_only_its_own_job(conn, make):
+    def handle(payload: Any) -> None:
+        if payload["number"] == 0:
+            raise Retry("quota", after=500, whole_target=True)
+
+    queue = make(handle)
+    for number in range(4):
+        queue.enqueue("mail", {"number": number})
+    with Inside(queue):
+        wait_for(lambda: states(conn) == {"pending": 1, "succeeded": 3}, 20)
+    assert state(queue) == {}
+
+
+def test_one_job_alone_is_no_outage_and_dies_as_ever(conn, make, service):
+    queue = make(service.call, max_attempts=4, backoff=lambda _attempt: 0)
+    queue.enqueue("mail", {})
+    with Inside(queue):
+        wait_for(lambda: states(conn) == {"dead": 1}, 20)
+    assert (state(queue), len(service.calls)) == ({}, 4)
+
+
+def test_where_the_target_is_named_one_job_is_enough_and_it_does_not_die(conn, make, service):
+    queue = make(service.call, max_attempts=3, backoff=lambda _attempt: 0, target=lambda _payload: "host")
+    queue.enqueue("mail", {})
+    with Inside(queue):
+        wait_for(lambda: len(service.calls) >= 6, 20)
+        assert states(conn).keys() <= {"pending", "running"}
+        service.down = False
+        wait_for(lambda: states(conn) == {"succeeded": 1}, 20)
+
+
+def test_an_outage_without_an_end_ends_the_jobs_so_that_they_are_seen(conn, make, service):
+    queue = make(service.call, max_attempts=2, backoff=lambda _attempt: 0, breaker=replace(QUICK, give_up=1.0))
+    queue.enqueue_many("mail", [{}] * 4)
+    with Inside(queue):
+        wait_for(lambda: states(conn).get("dead", 0) >= 1, 20)
+    assert state(queue) == {"mail": "open"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a bug"), FileNotFoundError("no such template"), psycopg.OperationalError("connection lost")],
+)
+def test_errors_of_the_job_and_of_our_own_database_open_nothing(conn, make, error):
+    def handle(_payload: Any) -> None:
+        raise error
+
+    queue = make(handle, max_attempts=1)
+    queue.enqueue_many("mail", [{}] * 10)
+    with Inside(queue):
+        wait_for(lambda: states(conn) == {"dead": 10}, 20)
+    assert state(queue) == {}
+
+
+def test_a_few_failures_among_many_answers_open_nothing(conn, make):
+    def handle(payload: Any) -> None:
+        if payload["number"] % 4 == 0:
+            raise TimeoutError("it took too long")
+
+    queue = make(handle, max_attempts=1)
+    for number in range(40):
+        queue.enqueue("mail", {"number": number + 1})
+    with Inside(queue, concurrency=1):
+        wait_for(lambda: states(conn) == {"dead": 10, "succeeded": 30}, 20)
+    assert state(queue) == {}
+
+
+@pytest.mark.parametrize("how", ["for the handler", "for the worker"])
+def test_it_can_be_switched_off(conn, make, service, how):
+    queue = make(service.call, max_attempts=1, breaker=how != "for the handler")
+    queue.enqueue_many("mail", [{}] * 10)
+    with Inside(queue, breaker=how != "for the worker"):
+        wait_for(lambda: states(conn) == {"dead": 10}, 20)
+    assert state(queue) == {}
+
+
+def test_what_somebody_has_opened_is_not_closed_by_an_answer(conn, make, service):
+    service.down = False
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handle(payload: Any) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        service.call(payload)
+
+    queue = make(handle)
+    queue.enqueue("mail", {})
+    with Inside(queue, concurrency=1) as inside:
+        assert begun.wait(20)
+        queue.breakers.open("mail", by="ada")
+        queue.enqueue("mail", {})
+        wait_for(lambda: ("mail", "") in inside.worker.guard._known, 20)
+        go_on.set()
+        wait_for(lambda: states(conn) == {"pending": 1, "succeeded": 1}, 20)
+        assert state(queue) == {"mail": "open"}
+        queue.breakers.close("mail", at_once=True)
+        wait_for(lambda: states(conn) == {"succeeded": 2}, 20)
+
+
+def test_another_worker_learns_of_it_at_once_and_calls_nobody(db, conn, make, service):
+    first, second = make(service.call), make(service.call)
+    with Inside(first, poll=60, kinds=("mail",)):
+        first.enqueue_many("mail", [{}] * 5)
+        wait_for(lambda: state(first) == {"mail": "open"}, 20)
+    first.breakers.open("mail", by="a test")  # no probes
+    calls = len(service.calls)
+    with Inside(second, poll=60) as inside:
+        second.enqueue_many("mail", [{}] * 20)
+        wait_for(lambda: ("mail", "") in inside.worker.guard._known, 20)
+        wait_for(lambda: inside.worker.slots.empty, 20)
+        assert len(service.calls) == calls
+        first.breakers.close("mail", at_once=True)
+        wait_for(lambda: len(service.calls) > calls, 5)
+
+
+def test_a_worker_that_runs_once_does_not_wait_for_the_end_of_an_outage(conn, make, service):
+    queue = make(service.call)
+    queue.enqueue_many("mail", [{}] * 10)
+    queue.breakers.open("mail")
+    queue.run(once=True)
+    assert (states(conn), service.calls) == ({"pending": 10}, [])
+
+
+def test_a_classifier_of_ones_own_comes_first(conn, make):
+    def handle(payload: Any) -> None:
+        raise ValueError(payload["says"])
+
+    def outage(error: BaseException) -> bool | None:
+        return {"quota": True, "bug": False}.get(str(error))
+
+    queue = make(handle, max_attempts=5, breaker=replace(QUICK, outage=outage))
+    for says in ("bug", "quota", "quota", "quota"):
+        queue.enqueue("mail", {"says": says})
+    with Inside(queue, concurrency=1):
+        wait_for(lambda: state(queue) == {"mail": "open"}, 20)
+
+
+def test_a_target_that_cannot_be_named_is_refused_before_anything_is_written(conn, make, service):
+    queue = make(service.call, target=lambda payload: payload["host"])
+    with pytest.raises(InvalidOption, match="target of kind 'mail' raised KeyError: 'host'"):
+        queue.enqueue("mail", {"hots": "a"})
+    assert states(conn) == {}
+    queue.enqueue("mail", {"hots": "a"}, lane="b")
+    assert lanes(conn) == {"b": 1}
