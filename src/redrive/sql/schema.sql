@@ -16,6 +16,67 @@ CREATE FUNCTION redrive.add_histogram(sum bigint[], histogram integer[]) RETURNS
     FROM generate_series(1, greatest(array_upper(sum, 1), array_upper(histogram, 1))) AS place
 $$;
 
+CREATE TABLE redrive.breakers (
+    kind text NOT NULL,
+    target text NOT NULL,
+    state text DEFAULT 'open'::text NOT NULL,
+    opened_at timestamp with time zone DEFAULT now() NOT NULL,
+    opened_by text,
+    reason text,
+    probe_at timestamp with time zone DEFAULT now() NOT NULL,
+    probe_pause double precision DEFAULT 5 NOT NULL,
+    probe_longest double precision DEFAULT 60 NOT NULL,
+    probes integer DEFAULT 0 NOT NULL,
+    peak double precision DEFAULT 2 NOT NULL,
+    usual_rate double precision DEFAULT 0 NOT NULL,
+    closed_at timestamp with time zone,
+    closed_by text,
+    empty_at timestamp with time zone,
+    slack_at timestamp with time zone,
+    updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT breakers_closing_begins_with_closed_at CHECK (((state <> 'closing'::text) OR (num_nulls(closed_at, empty_at, slack_at) = 0))),
+    CONSTRAINT breakers_names_are_at_most_1000_bytes CHECK ((((octet_length(kind) >= 1) AND (octet_length(kind) <= 1000)) AND (octet_length(target) <= 1000))),
+    CONSTRAINT breakers_peak_is_over_1 CHECK (((peak > (1)::double precision) AND (peak <= (100)::double precision))),
+    CONSTRAINT breakers_probes_are_seconds_apart CHECK (((probe_pause > (0)::double precision) AND (probe_pause <= (315360000)::double precision) AND (probe_longest > (0)::double precision) AND (probe_longest <= (315360000)::double precision))),
+    CONSTRAINT breakers_state_is_open_closing_or_closed CHECK ((state = ANY (ARRAY['open'::text, 'closing'::text, 'closed'::text]))),
+    CONSTRAINT breakers_times_are_finite_and_probe_at_infinity_is_never CHECK (((LEAST(opened_at, probe_at, closed_at, empty_at, slack_at) >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(opened_at, closed_at, empty_at, slack_at) < '9000-01-01 00:00:00+00'::timestamp with time zone))),
+    CONSTRAINT breakers_usual_rate_is_a_rate CHECK (((usual_rate >= (0)::double precision) AND (usual_rate <= ('1000000000'::numeric)::double precision)))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_threshold='200');
+
+COMMENT ON COLUMN redrive.breakers.target IS 'the lane whose jobs are held, or empty for all of the kind';
+
+COMMENT ON COLUMN redrive.breakers.state IS 'open: jobs are held; closing: the backlog is let out at a rising rate; closed: over, kept to be looked at';
+
+COMMENT ON COLUMN redrive.breakers.probe_at IS 'when the next job is let through as a probe; infinity: when somebody closes it';
+
+COMMENT ON COLUMN redrive.breakers.probe_pause IS 'seconds from one probe to the next, doubled each time up to probe_longest';
+
+COMMENT ON COLUMN redrive.breakers.usual_rate IS 'jobs a second before the outage, in all workers; peak is how many times that is let out';
+
+COMMENT ON COLUMN redrive.breakers.empty_at IS 'the instant up to which the rate of closing is used up; slack_at: the same, with more patience';
+
+CREATE FUNCTION redrive.breaker_rate(b redrive.breakers) RETURNS double precision
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT least(
+        greatest(1, b.usual_rate / 4) * power(2, least(40, greatest(0, extract(epoch FROM "redrive"."clock"() - b.closed_at)::float8) / 15)),
+        CASE WHEN b.usual_rate > 0 THEN greatest(1, 0.85 * b.peak * b.usual_rate) ELSE 1e6 END
+    )
+$$;
+
+CREATE FUNCTION redrive.breaker_room(b redrive.breakers) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $$
+    SELECT CASE b.state
+        WHEN 'open' THEN (b.probe_at <= "redrive"."clock"())::int::bigint
+        WHEN 'closing' THEN floor(least(
+            greatest(2, ceil("redrive".breaker_rate(b) / 8)),
+            extract(epoch FROM "redrive"."clock"() - b.empty_at)::float8 * "redrive".breaker_rate(b) + 1e-6
+        ))::bigint
+    END
+$$;
+
 CREATE FUNCTION redrive.clock() RETURNS timestamp with time zone
     LANGUAGE sql STABLE PARALLEL SAFE
     AS $$
@@ -75,6 +136,23 @@ CREATE FUNCTION redrive.failure_group(fingerprint text, locked_by text, last_err
                '(?=[[:xdigit:]-]*[0-9])[[:xdigit:]-]{8,}', '<hex>', 'g'),
                '[0-9]+([.,:][0-9]+)*', '<n>', 'g'), 500), 0)), 16, '0') END
 $_$;
+
+CREATE FUNCTION redrive.note_breaker() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    of_kind text := CASE WHEN TG_OP = 'DELETE' THEN OLD.kind ELSE NEW.kind END;
+    now_broken boolean := EXISTS (SELECT FROM "redrive"."breakers" b WHERE b.kind = of_kind AND b.state <> 'closed');
+BEGIN
+    IF now_broken THEN
+        INSERT INTO "redrive"."kinds" (kind, broken) VALUES (of_kind, true) ON CONFLICT (kind) DO NOTHING;
+    END IF;
+    UPDATE "redrive"."kinds" SET broken = now_broken WHERE kind = of_kind AND broken <> now_broken;
+    IF current_setting('redrive.notify', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_notify('redrive_87ee1b8128540ac26d45', 'kinds');
+    END IF;
+    RETURN NULL;
+END $$;
 
 CREATE FUNCTION redrive.quantile(histogram bigint[], share double precision) RETURNS double precision
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -284,7 +362,7 @@ CREATE TABLE redrive.failures (
     version text
 );
 
-COMMENT ON COLUMN redrive.failures.outcome IS 'what became of the job: retried, dead, failed or reclaimed';
+COMMENT ON COLUMN redrive.failures.outcome IS 'what became of the job: retried, held (by a breaker, the try is given back), dead, failed or reclaimed';
 
 COMMENT ON COLUMN redrive.failures.duration IS 'seconds from the start of the handler; NULL when its worker died';
 
@@ -380,8 +458,9 @@ CREATE TABLE redrive.kinds (
     lane_rate double precision,
     lane_burst integer,
     empty_at timestamp with time zone,
-    limited boolean GENERATED ALWAYS AS ((num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0)) STORED,
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
+    broken boolean DEFAULT false NOT NULL,
+    limited boolean GENERATED ALWAYS AS ((broken OR (num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0))) STORED,
     CONSTRAINT kinds_all_can_be_paused_but_not_limited CHECK (((kind <> '*'::text) OR (NOT limited))),
     CONSTRAINT kinds_burst_is_at_least_1_and_goes_with_a_rate CHECK (((burst >= 1) AND (lane_burst >= 1) AND ((burst IS NULL) OR (rate IS NOT NULL)) AND ((lane_burst IS NULL) OR (lane_rate IS NOT NULL)))),
     CONSTRAINT kinds_burst_is_at_most_a_year_of_rate CHECK (((((burst)::double precision / rate) <= (31536000)::double precision) AND (((lane_burst)::double precision / lane_rate) <= (31536000)::double precision))),
@@ -406,6 +485,8 @@ COMMENT ON COLUMN redrive.kinds.burst IS 'how many may start at once after a pau
 COMMENT ON COLUMN redrive.kinds.lane_running_most IS 'as running_most, for each lane of the kind by itself; so are lane_rate and lane_burst';
 
 COMMENT ON COLUMN redrive.kinds.empty_at IS 'the instant up to which the rate is used up';
+
+COMMENT ON COLUMN redrive.kinds.broken IS 'it has breakers that are not closed; kept by a trigger';
 
 CREATE TABLE redrive.lane_rates (
     kind text NOT NULL,
@@ -612,6 +693,8 @@ COMMENT ON COLUMN redrive.stats.worker IS 'who counted; '''' where it is a sum';
 
 COMMENT ON COLUMN redrive.stats.minutes IS 'how many it stands for: 1, 10 or 60';
 
+COMMENT ON COLUMN redrive.stats.retried IS 'failed, and to be tried again; those that are held by a breaker as well';
+
 COMMENT ON COLUMN redrive.stats.failed IS 'cancelled while they ran, and discarded';
 
 COMMENT ON COLUMN redrive.stats.reclaimed IS 'taken back by this worker from others that were lost';
@@ -695,6 +778,9 @@ ALTER TABLE ONLY redrive.jobs_archive ATTACH PARTITION redrive.jobs_archive_defa
 ALTER TABLE ONLY redrive.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY redrive.breakers
+    ADD CONSTRAINT breakers_pkey PRIMARY KEY (kind, target);
+
 ALTER TABLE ONLY redrive.deploys
     ADD CONSTRAINT deploys_pkey PRIMARY KEY (at, version);
 
@@ -767,6 +853,10 @@ CREATE INDEX requeues_active_idx ON redrive.requeues USING btree (id) WHERE (sta
 CREATE INDEX stats_to_sum_up_idx ON redrive.stats USING btree (minutes, minute);
 
 ALTER INDEX redrive.jobs_archive_id_idx ATTACH PARTITION redrive.jobs_archive_default_id_idx;
+
+CREATE TRIGGER breakers_note AFTER INSERT OR DELETE ON redrive.breakers FOR EACH ROW EXECUTE FUNCTION redrive.note_breaker();
+
+CREATE TRIGGER breakers_note_change AFTER UPDATE ON redrive.breakers FOR EACH ROW WHEN ((((old.kind IS DISTINCT FROM new.kind) OR (old.state IS DISTINCT FROM new.state)) OR (old.opened_at IS DISTINCT FROM new.opened_at))) EXECUTE FUNCTION redrive.note_breaker();
 
 CREATE TRIGGER jobs_wake BEFORE INSERT ON redrive.jobs FOR EACH STATEMENT WHEN ((NOT (pg_try_advisory_lock_shared('2840629984317346940'::bigint) AND pg_advisory_unlock_shared('2840629984317346940'::bigint)))) EXECUTE FUNCTION redrive.wake_on_insert();
 
