@@ -14,7 +14,7 @@ WORKERS ?= 1
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test model matrix lint format types imports check contract plans bench bench-page soak sweep chaos chaos-long chaos-peers bench-peers demo clean
+.PHONY: help setup test model matrix lint format types imports check contract plans bench bench-page soak sweep outage chaos chaos-long chaos-peers bench-peers demo clean
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ soak: $(VENV)/.dev ## A steady load under long transactions: make soak MINUTES=6
 
 sweep: $(VENV)/.dev ## Measure looks from the head of a lane over a million dead entries, and how long late jobs wait
 	$(BIN)/python -m benchmarks.sweep
+
+outage: $(VENV)/.dev ## A provider's two-hour outage in moved time, with the breaker and without, and its picture
+	$(BIN)/python -m benchmarks.outage --picture docs/outage.svg
 
 chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none is lost: CHAOS_SECONDS=300 SEED=7
 	$(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -179,9 +179,9 @@ class Model:
         verdict, reason = self._verdict(now, row, said)
         if said.error_type is not None or verdict == "dead":
             default = "Cancelled" if verdict == "failed" else "DeadlinePassed"
-            outcome = "retried" if verdict == "pending" else verdict
+            outcome = verdict if verdict != "pending" else "held" if said.name == "held" else "retried"
             self._record(now, row, outcome, said.lease.worker, said.error_type or default)
-        if said.name in ("snoozed", "handed_back", "crashed"):
+        if said.name in ("snoozed", "held", "handed_back", "crashed"):
             row.attempts -= 1
         if verdict == "pending":
             row.run_at = now + said.delay

@@ -198,7 +198,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
     new = {"kind": "mail", "run_at": None, "delay": 0.0, "priority": 5, "max_attempts": 5, "lane": ""}
     new |= {"expires_at": None, "expires_in": None, "metadata": None}
     ended = {"outcomes": "retried", "delays": 1.0, "errors": "x", "results": None, "durations": 0.1}
-    ended |= {"error_types": "E", "messages": "m", "tracebacks": "t", "fingerprints": "f"}
+    ended |= {"error_types": "E", "messages": "m", "tracebacks": "t", "fingerprints": "f", "lanes": None}
     start = start or [HEAD] * len(LANES)
     return {
         "claim_jobs": {

@@ -16,6 +16,7 @@ from redrive import Queue, store
 from redrive.handlers import Handler
 
 NAMES = [
+    "Breaker",
     "ClaimedJob",
     "Dead",
     "Discard",

@@ -32,7 +32,7 @@ from redrive import store
 from redrive.ended import Ended, requeue
 from redrive.failure import describe
 from redrive.job import FINISHED, STATES, Holder
-from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Retried, Snoozed, Succeeded, parameters
+from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Held, Retried, Snoozed, Succeeded, parameters
 from redrive.reaper import OWN_NAME
 from redrive.statements import Statement, as_array, named, numbered, run
 from support_engine import claim_of, claimed
@@ -52,6 +52,7 @@ FAILURE = describe(ValueError("it failed"))
 OUTCOMES = {
     "succeeded": lambda delay: Succeeded('"done"'),
     "retried": lambda delay: Retried(FAILURE, delay),
+    "held": lambda delay: Held(FAILURE, delay),
     "snoozed": Snoozed,
     "failed": lambda delay: Failed(FAILURE),
     "died": lambda delay: Died(FAILURE),
@@ -295,7 +296,7 @@ class JobsTable(RuleBasedStateMachine):
             )
             if (verdict := self.model.finish(now, said)) is not None:
                 verdicts[one.job.id] = verdict
-                self.given_back[one.job.id] += name in ("snoozed", "handed_back", "crashed")
+                self.given_back[one.job.id] += name in ("snoozed", "held", "handed_back", "crashed")
         assert {row.id: row.status for row in rows} == verdicts
 
     @precondition(lambda self: self.leases)

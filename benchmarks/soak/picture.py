@@ -57,17 +57,21 @@ def panels(document: Mapping[str, Any]) -> list[Panel]:
 def draw(document: Mapping[str, Any]) -> str:
     """Draw a soak's JSON."""
     verdict, at = document["verdict"], document["samples"]["at"]
-    shown = panels(document)
-    height = TOP + len(shown) * (PANEL + GAP) + 22
     title = f"{verdict['rate']:g} jobs a second for {_span(at[-1] if at else 0)}, with the horizon held"
     said = (
         f"{verdict['jobs']:,} jobs, {verdict['lost']} lost · claim p50 {verdict['claim_ms_p50']} ms,"
         f" p99 {verdict['claim_ms_p99']} ms · most that waited {verdict['backlog_s_max']} s of work ·"
         f" PostgreSQL {verdict['postgres']}, workers: {verdict['workers']}"
     )
+    return sheet(title, said, panels(document), at, made_by="make soak")
+
+
+def sheet(title: str, said: str, shown: Sequence[Panel], at: Sequence[float], *, made_by: str) -> str:
+    """Draw panels one below the other, all over the same seconds."""
+    height = TOP + len(shown) * (PANEL + GAP) + 22
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" xmlns="http://www.w3.org/2000/svg" role="img">',
-        f"<title>{escape(title)}</title><desc>made by: make soak</desc><style>{STYLE}</style>",
+        f"<title>{escape(title)}</title><desc>made by: {made_by}</desc><style>{STYLE}</style>",
         f'<rect class="paper" width="{WIDTH}" height="{height}"/>',
         f'<text class="title big" x="{LEFT}" y="30">{escape(title)}</text>',
         f'<text class="axis" x="{LEFT}" y="52">{escape(said)}</text>',

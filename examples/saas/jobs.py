@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from http import HTTPStatus
 
-from redrive import ClaimedJob, Dead, Queue, Retry
+from redrive import Breaker, ClaimedJob, Dead, Queue, Retry
 from redrive.backoff import exponential
 from saas import invoices, mail, webhooks
 
@@ -13,9 +13,12 @@ queue = Queue()  # DATABASE_URL says where
 
 FIRST_RETRY = float(os.environ.get("SAAS_FIRST_RETRY", "10"))
 patiently = exponential(FIRST_RETRY, 1.5, jitter=FIRST_RETRY / 4)
+breaker = Breaker(probe_every=FIRST_RETRY / 2)  # while the mail server is down
 
 
-@queue.handler("send_email", max_attempts=8, timeout=60, priority=3, backoff=patiently, dead_on=mail.Refused)
+@queue.handler(
+    "send_email", max_attempts=8, timeout=60, priority=3, backoff=patiently, breaker=breaker, dead_on=mail.Refused
+)
 def send_email(message: mail.Message, job: ClaimedJob) -> str:
     """Send a mail. A busy server is asked again later; an address that it refuses is for a human to put right."""
     return mail.send(message, message_id=job.idempotency_key)

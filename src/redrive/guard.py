@@ -64,8 +64,15 @@ class Guard(Service):
 
     name = "breakers"
 
-    def __init__(self, database: Database, control: Control, handlers: Handlers) -> None:
+    def __init__(
+        self,
+        database: Database,
+        control: Control,
+        handlers: Handlers,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(database)
+        self._now = now
         self.put: Callable[[Finished], None] = lambda _finished: None
         """Where outcomes go from here."""
         self.withdraw: Callable[[Callable[[ClaimedJob], bool]], list[ClaimedJob]] = lambda _unwanted: []
@@ -81,7 +88,7 @@ class Guard(Service):
         self._asks: dict[Target, Callable[[], Statement[Any]]] = {}
         self._counts: Counter[Target] = Counter()
         self._before: Counter[Target] = Counter()
-        self._counted_since = self._before_since = time.monotonic()
+        self._counted_since = self._before_since = self._now()
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
 
@@ -96,7 +103,7 @@ class Guard(Service):
 
     def count(self, batch: Sequence[Finished]) -> None:
         """Count what was done, for the usual rate of each target."""
-        now = time.monotonic()
+        now = self._now()
         if now - self._counted_since > RATE_OVER:
             self._before, self._before_since = self._counts, self._counted_since
             self._counts, self._counted_since = Counter(), now
@@ -126,7 +133,7 @@ class Guard(Service):
         handler = self._handlers.get(job.kind)
         if handler is None or (limits := handler.breaker) is None:
             return finished
-        now = time.monotonic()
+        now = self._now()
         if isinstance(outcome, Succeeded):
             if self._gauges or self._known:
                 self._answered((job.kind, self._target(handler, job)), job, now)
@@ -231,7 +238,7 @@ class Guard(Service):
         """Take from a survey which breakers are not closed, as JSON; gives their kinds."""
         if breakers or self._known:
             with self._lock:
-                self._learn(json.loads(breakers) if breakers else [], time.monotonic())
+                self._learn(json.loads(breakers) if breakers else [], self._now())
         return frozenset(kind for kind, _ in self._known)
 
     def _learn(self, rows: Iterable[Any], now: float) -> None:
@@ -273,7 +280,7 @@ class Guard(Service):
                     del self._asks[key]
             self._tell(rows)
         with self._lock:
-            self._forget(time.monotonic())
+            self._forget(self._now())
             closing = any(known.state == "closing" for known in self._known.values())
         if not closing:
             return FOR_EVER

@@ -29,6 +29,7 @@ COMMANDS = {
     "resume": "redrive.cli.kinds",
     "limit": "redrive.cli.kinds",
     "kinds": "redrive.cli.kinds",
+    "breakers": "redrive.cli.breakers",
     "schedules": "redrive.cli.schedules",
     "prune": "redrive.cli.prune",
     "audit": "redrive.cli.audit",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
+from redrive.cli.breakers import in_words
 from redrive.cli.exits import OK, PROBLEM, Trouble
 from redrive.cli.options import as_json, database, examples
 from redrive.cli.session import Session, session
@@ -83,8 +84,8 @@ def health(
     Looked at are the database and its schema, the loops of every worker as its heartbeat tells, the age of the oldest
     due job, due kinds that no live worker knows, jobs whose holder fell silent, schedules that are late or can't be
     planned, and jobs of the last day that some other worker ended as failed without a reason. A long job, or an idle
-    night, is no problem. Kinds that are paused, and who keeps Postgres from cleaning up, a transaction open for long,
-    are named in notes, which change neither verdict nor exit code.
+    night, is no problem. Kinds that are paused, breakers that are open, and who keeps Postgres from cleaning up, a
+    transaction open for long, are named in notes, which change neither verdict nor exit code.
     """
     from redrive.settings import seconds
 
@@ -131,7 +132,11 @@ def _look(now: Session, findings: Findings, max_age: float, expected: int) -> No
     for row in kinds:
         if row.paused:
             findings.notes.append(_pause(row, now.now))
-    why = {row.kind: "is paused" if row.paused else "has limits" for row in kinds if row.paused or row.limited}
+    why = {row.kind: "has limits, see `redrive kinds`" for row in kinds if row.limited}
+    for breaker in now.queue.breakers.list(connection=now.conn):
+        findings.notes.append(f"breaker: {in_words(breaker, now.now)}; see `redrive breakers list`")
+        why[breaker.kind] = "waits for a service that is down, see `redrive breakers list`"
+    why |= {row.kind: "is paused, see `redrive kinds`" for row in kinds if row.paused}
     _look_at_due(now.ask(store.oldest_due(now.schema)), alive, findings, max_age, why)
     for holder in now.ask(named("silent_holders", now.schema, slack=SLACK, **_leases(now))):
         findings.found(
@@ -184,7 +189,7 @@ def _look_at_due(due: list[Any], alive: list[Any], findings: Findings, max_age: 
             findings.found(f"kind {row.kind} is due for {screen.span(row.age)} and no live worker knows it")
         elif row.age > max_age:
             reason = why.get("*") or why.get(row.kind)
-            said = f"; the kind {reason}, see `redrive kinds`" if reason else ""
+            said = f"; the kind {reason}" if reason else ""
             findings.found(f"the oldest job of kind {row.kind} is due for {screen.span(row.age)}{said}")
 
 

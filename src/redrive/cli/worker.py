@@ -44,6 +44,7 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 @setting("--listen/--no-listen", "Wake by LISTEN, or find new jobs by polling alone (default: listen).")
 @setting("--listen-dsn", "A direct connection for LISTEN, where the database URL goes through a pooler.", metavar="URL")
 @setting("--poll", "The longest that an idle worker waits between two looks (default: 5).")
+@setting("--breaker/--no-breaker", "Hold jobs back while what they call is down, or let them fail (default: hold).")
 @setting("--max-crashes", "Worker deaths, alone with the job, after which it is dead (default: 3).", metavar="N")
 @setting("--foreign-lease", "Age at which the lock of a worker that isn't redrive's is broken (default: 600).")
 @setting("--retain-succeeded", "How long succeeded jobs are kept, 0 for ever (default: 7d).")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST = 200
 
 State = Literal["waiting", "delayed", "running", "retrying", "taken back", "requeued", "succeeded", "dead", "failed"]
-Step = Literal["retried", "reclaimed", "dead", "failed", "requeued", "succeeded"]
+Step = Literal["retried", "held", "reclaimed", "dead", "failed", "requeued", "succeeded"]
 
 
 @dataclass
@@ -141,6 +141,8 @@ class Board:
     def _tell_failure(self, card: Card, row: Any) -> None:
         if row.outcome == "reclaimed":
             self._tell(card, "taken back from a worker that fell silent; it runs alone next", "back")
+        elif row.outcome == "held":
+            self._tell(card, f"is held, its try is given back: {card.failure}", "wait")
         elif row.outcome == "retried":
             wait = f", next in {card.due_in:.1f} s" if card.job.status == "pending" and card.due_in > 0 else ""
             self._tell(card, f"try {row.attempt} failed: {card.failure}{wait}", "wait")

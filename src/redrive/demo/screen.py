@@ -33,6 +33,7 @@ STATES: dict[State, str] = {
 }
 STEPS: dict[Step, tuple[str, str]] = {
     "retried": ("↻", "yellow"),
+    "held": ("‖", "yellow"),
     "reclaimed": ("†", "magenta"),
     "dead": ("✗", "bold red"),
     "failed": ("✗", "red"),
@@ -47,6 +48,7 @@ CREW = {
 }
 LEGEND = {
     "↻": "failed, tried again",
+    "‖": "held, the service is down",
     "†": "worker killed",
     "✗": "dead",
     "»": "sent back",

@@ -1,0 +1,186 @@
+"""``redrive breakers``: which services are taken to be down, what waits for them, and to hold or let go by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli import screen
+from redrive.cli.exits import PROBLEM
+from redrive.cli.options import as_json, database, examples, operator
+from redrive.cli.screen import Cell
+from redrive.cli.session import session
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from redrive.breakers import State
+
+COLOURS = {"open": "bold red", "closing": "yellow", "closed": ""}
+
+
+@click.group(
+    short_help="See and set which services are taken to be down.",
+    epilog=examples(
+        "redrive breakers list",
+        "redrive breakers open send_email --reason 'the provider told us' --hold 2h",
+        "redrive breakers close webhook api.example.com",
+    ),
+)
+def breakers() -> None:
+    """See and set which services are taken to be down.
+
+    Workers open a breaker when what a kind of jobs calls fails by what looks like an outage. Its jobs wait without
+    spending attempts, one at a time is sent as a probe, and once that is answered the backlog is let out at a rising
+    rate.
+    """
+
+
+@breakers.command(
+    "list",
+    epilog=examples(
+        "redrive breakers list",
+        "redrive breakers list --closed          # those of the last days as well",
+        "redrive breakers list --json | jq '.[] | select(.state == \"open\")'",
+    ),
+)
+@click.option("--closed", is_flag=True, help="Those that are closed as well, as long as they are kept.")
+@as_json
+@database
+def list_(*, closed: bool, database_url: str | None, schema: str | None, as_json: bool) -> None:
+    """List the breakers that hold jobs or let them out: since when, why, the next probe, and how many jobs wait."""
+    with session(database_url, schema) as now:
+        rows = now.queue.breakers.list(closed=closed, connection=now.conn)
+    if as_json:
+        screen.document([_record(row) for row in rows])
+        return
+    if not rows:
+        screen.note("no breaker is open" if not closed else "no breaker was open of late")
+        return
+    lines: list[list[str | Cell]] = [
+        [
+            row.kind,
+            row.target or "(all)",
+            Cell(row.state, COLOURS[row.state]),
+            screen.ago(row.opened_at, now.now),
+            _waiting(row),
+            str(row.probes),
+            _next(row, now.now),
+            screen.one_line(_reason(row), 0 if screen.on_terminal() else 300),
+        ]
+        for row in rows
+    ]
+    headers = ("KIND", "TARGET", "STATE", "OPENED", "WAITING", "PROBES", "NEXT", "REASON")
+    screen.table(headers, lines, right=("WAITING", "PROBES"))
+
+
+@breakers.command(
+    "open",
+    epilog=examples(
+        "redrive breakers open send_email --reason 'the provider told us'",
+        "redrive breakers open webhook api.example.com --hold 2h",
+    ),
+)
+@click.argument("kind")
+@click.argument("target", default="")
+@click.option("--hold", metavar="TIME", help="A probe after that: 90, 5m, 2h (default: none, until you close it).")
+@click.option("--by", metavar="TEXT", help="Who (default: the user of the shell).")
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown wherever the breaker is.")
+@as_json
+@database
+def open_(
+    *,
+    kind: str,
+    target: str,
+    hold: str | None,
+    by: str | None,
+    reason: str,
+    database_url: str | None,
+    schema: str | None,
+    as_json: bool,
+) -> None:
+    """Hold the jobs of KIND, or of one TARGET (a lane) within it. What runs goes on, and attempts are not spent."""
+    from redrive.settings import seconds
+
+    wait = None if hold is None else seconds(hold, "--hold")
+    with session(database_url, schema) as now:
+        row = now.queue.breakers.open(kind, target, by=by or operator(), reason=reason, hold=wait, connection=now.conn)
+    if as_json:
+        screen.document(_record(row))
+    else:
+        click.echo(screen.one_line(f"{row.name}: open, {_next(row, now.now)}"))
+
+
+@breakers.command(
+    "close",
+    epilog=examples(
+        "redrive breakers close send_email",
+        "redrive breakers close webhook api.example.com --at-once",
+    ),
+)
+@click.argument("kind")
+@click.argument("target", default="")
+@click.option("--at-once", is_flag=True, help="Let all go now, whatever that does to the service.")
+@click.option("--by", metavar="TEXT", help="Who (default: the user of the shell).")
+@as_json
+@database
+def close(
+    *,
+    kind: str,
+    target: str,
+    at_once: bool,
+    by: str | None,
+    database_url: str | None,
+    schema: str | None,
+    as_json: bool,
+) -> None:
+    """Let the jobs go that a breaker holds, at a rising rate. Exit code 1 where it was not open."""
+    with session(database_url, schema) as now:
+        row = now.queue.breakers.close(kind, target, by=by or operator(), at_once=at_once, connection=now.conn)
+    if as_json:
+        screen.document(None if row is None else _record(row))
+    elif row is not None:
+        rate = "" if row.rate is None else f", {row.rate:.3g}/s to begin with"
+        click.echo(screen.one_line(f"{row.name}: {row.state}{rate if row.state == 'closing' else ''}"))
+    else:
+        click.echo(screen.one_line(f"{f'{kind} {target}'.strip()}: not open"))
+    if row is None:
+        raise click.exceptions.Exit(PROBLEM)
+
+
+def in_words(row: State, now: datetime) -> str:
+    """Say of a breaker that is not closed what it does to the jobs."""
+    held = f"{_waiting(row)} jobs wait"
+    if row.state == "closing":
+        return f"{row.name} was down; {held} and are let out, {row.rate or 0:.3g}/s now"
+    since = screen.ago(row.opened_at, now)
+    return screen.one_line(f"{row.name} is held since {since}, {held}, {_next(row, now)}: {_reason(row)}")
+
+
+def _record(row: State) -> dict[str, Any]:
+    from redrive.curtain import text
+
+    return {**vars(row), "reason": text(row.reason)}
+
+
+def _waiting(row: State) -> str:
+    from redrive.breakers import MOST_COUNTED
+
+    return f"{screen.number(row.waiting)}{'+' if row.waiting >= MOST_COUNTED else ''}"
+
+
+def _next(row: State, now: datetime) -> str:
+    if row.state == "closing":
+        return f"{row.rate or 0:.3g}/s go"
+    if row.state == "closed" or row.probe_at is None:
+        return "" if row.state == "closed" else "no probe: close it by hand"
+    wait = (row.probe_at - now).total_seconds()
+    return f"a probe in {screen.span(wait)}" if wait > 0 else "a probe is due"
+
+
+def _reason(row: State) -> str:
+    from redrive.curtain import text
+
+    by = f" ({row.opened_by})" if row.by_hand and row.opened_by else ""
+    return (text(row.reason) or "no reason given") + by
