@@ -43,14 +43,15 @@ def claim(conn: psycopg.Connection, *kinds: str, limit: int = 100, alone: bool =
 def trip(conn: psycopg.Connection, kind: str = "mail", target: str = "", **how: Any) -> Any:
     """Open a breaker as a worker does that saw an outage."""
     given = {"by": "here:1:abcdef", "reason": "ConnectionError: no", "hold": 5.0, "asked": 0.0, "pause": 5.0}
-    given |= {"longest": 60.0, "peak": 2.0, "usual_rate": 10.0, "by_hand": False}
+    given |= {"longest": 60.0, "peak": 2.0, "usual_rate": 10.0, "by_hand": False, "who": None, "why": None}
     [row] = run(conn, named("open_breaker", "redrive", kind=kind, target=target, **given | how))
     return row
 
 
 def answered(conn: psycopg.Connection, kind: str = "mail", target: str = "") -> list[Any]:
     """Close it as a worker does whose probe was answered."""
-    return run(conn, named("close_breaker", "redrive", kind=kind, target=target, by="w", by_hand=False, at_once=False))
+    given = {"by": "w", "by_hand": False, "at_once": False, "who": None, "why": None}
+    return run(conn, named("close_breaker", "redrive", kind=kind, target=target, **given))
 
 
 def ended(conn: psycopg.Connection) -> list[str]:
@@ -230,6 +231,10 @@ class TestByHand:
         assert len(claim(conn, "mail")) == 30
         assert queue.breakers.list() == []
         assert [row.state for row in queue.breakers.list(closed=True)] == ["closed"]
+        assert [(act.by, act.action, act.reason) for act in queue.audit.list()] == [
+            ("bob", "breaker close", None),
+            ("ada", "breaker open", "they told us"),
+        ]
 
     def test_with_a_hold_it_is_probed_after_that(self, conn, queue):
         row = queue.breakers.open("mail", "a.example", hold=timedelta(hours=2))

@@ -140,7 +140,7 @@ def test_completion_completes_commands():
     done = subprocess.run(
         [sys.executable, "-m", "redrive"], env=env, capture_output=True, text=True, check=False, timeout=30
     )
-    assert done.stdout.split() == ["plain,requeue"]
+    assert done.stdout.split() == ["plain,requeue", "plain,requeues"]
 
 
 def test_the_script_and_the_module_are_the_same_command():

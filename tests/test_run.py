@@ -470,7 +470,7 @@ class TestKinds:
         def newer(payload: New):
             raise AssertionError("called")
 
-        newer.call = queue.handler("probe")(_typed(New)).call
+        newer.call = newer.bare = queue.handler("probe")(_typed(New)).call
         one = queue.enqueue("k", {"x": 1}).id
         drain(queue)
         found = row(conn, one)

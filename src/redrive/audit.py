@@ -48,7 +48,8 @@ class Act:
     by: str | None
     action: str
     """cancel, requeue, requeue started, requeue done, requeue stopped, requeue failed, edit, edit and requeue, pause,
-    resume, limit, prune, schedule add, schedule remove, schedule pause, schedule resume or schedule run."""
+    resume, limit, breaker open, breaker close, prune, schedule add, schedule remove, schedule pause, schedule resume or
+    schedule run."""
     filter: dict[str, Any]
     """What was asked for."""
     reason: str | None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg.rows import class_row
 
 from redrive import store
+from redrive.audit import signed
 from redrive.breaker import DEFAULT, LONGEST
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
@@ -113,11 +114,12 @@ class Breakers:
         target: str = "",
         *,
         by: str = "",
+        reason: str = "",
         at_once: bool = False,
         connection: Connection[Any] | None = None,
     ) -> State | None:
         """Let the jobs go that are held, at a rising rate or all *at once*; gives None where none were."""
-        rows = self._queue.ask(self._close(kind, target, by, at_once=at_once), connection)
+        rows = self._queue.ask(self._close(kind, target, by, reason, at_once=at_once), connection)
         return rows[0] if rows else None
 
     async def close_async(
@@ -126,11 +128,12 @@ class Breakers:
         target: str = "",
         *,
         by: str = "",
+        reason: str = "",
         at_once: bool = False,
         connection: AsyncConnection[Any] | None = None,
     ) -> State | None:
         """Close a breaker from async code; see :meth:`close`."""
-        rows = await self._queue.ask_async(self._close(kind, target, by, at_once=at_once), connection)
+        rows = await self._queue.ask_async(self._close(kind, target, by, reason, at_once=at_once), connection)
         return rows[0] if rows else None
 
     def list(self, kind: str | None = None, *, closed: bool = False, connection: Connection[Any] | None = None) -> Rows:
@@ -162,10 +165,11 @@ class Breakers:
             peak=limits.peak,
             usual_rate=0.0,
             by_hand=True,
+            **signed(by, reason),
         )
 
-    def _close(self, kind: str | AnyHandler, target: str, by: str, *, at_once: bool) -> Statement[State]:
-        given = {"by": store.remark(by, "by"), "by_hand": True, "at_once": bool(at_once)}
+    def _close(self, kind: str | AnyHandler, target: str, by: str, reason: str, *, at_once: bool) -> Statement[State]:
+        given = {"by": store.remark(by, "by"), "by_hand": True, "at_once": bool(at_once), **signed(by, reason)}
         return self._said("close_breaker", **_names(kind, target), **given)
 
     def _list(self, kind: str | None, *, closed: bool) -> Statement[State]:

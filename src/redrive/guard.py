@@ -204,6 +204,8 @@ class Guard(Service):
             "peak": limits.peak,
             "usual_rate": rate,
             "by_hand": False,
+            "who": None,
+            "why": None,
         }
         self._ask(key, lambda: named("open_breaker", self._control.schema, **params))
         with contextlib.suppress(RuntimeError):  # as in _ask
@@ -221,6 +223,7 @@ class Guard(Service):
 
     def _closing(self, key: Target) -> Callable[[], Statement[Any]]:
         params = {"kind": key[0], "target": key[1], "by": self.database.worker, "by_hand": False, "at_once": False}
+        params |= {"who": None, "why": None}
         return lambda: named("close_breaker", self._control.schema, **params)
 
     def _usual_rate(self, key: Target, now: float) -> float:

@@ -123,6 +123,7 @@ def open_(
 @click.argument("target", default="")
 @click.option("--at-once", is_flag=True, help="Let all go now, whatever that does to the service.")
 @click.option("--by", metavar="TEXT", help="Who (default: the user of the shell).")
+@click.option("--reason", default="", metavar="TEXT", help="Why; kept in the audit.")
 @as_json
 @database
 def close(
@@ -131,13 +132,16 @@ def close(
     target: str,
     at_once: bool,
     by: str | None,
+    reason: str,
     database_url: str | None,
     schema: str | None,
     as_json: bool,
 ) -> None:
     """Let the jobs go that a breaker holds, at a rising rate. Exit code 1 where it was not open."""
     with session(database_url, schema) as now:
-        row = now.queue.breakers.close(kind, target, by=by or operator(), at_once=at_once, connection=now.conn)
+        row = now.queue.breakers.close(
+            kind, target, by=by or operator(), reason=reason, at_once=at_once, connection=now.conn
+        )
     if as_json:
         screen.document(None if row is None else _record(row))
     elif row is not None:

@@ -1085,29 +1085,35 @@ WITH of_kind AS MATERIALIZED (
     INSERT INTO {kinds} AS k (kind, broken) VALUES (%(kind)s::text, true)
     ON CONFLICT (kind) DO UPDATE SET broken = true
     RETURNING kind
+), opened AS (
+    INSERT INTO {breakers} AS b (kind, target, opened_at, opened_by, reason, probe_at, probe_pause, probe_longest, peak, usual_rate)
+    SELECT kind, %(target)s::text, {clock}(), %(by)s::text, %(reason)s::text,
+           coalesce({clock}() + make_interval(secs => %(hold)s::float8), 'infinity'),
+           %(pause)s::float8, %(longest)s::float8, %(peak)s::float8, %(usual_rate)s::float8
+    FROM of_kind
+    ON CONFLICT (kind, target) DO UPDATE
+    SET state = 'open',
+        opened_at = CASE WHEN b.state = 'closed' THEN EXCLUDED.opened_at ELSE b.opened_at END,
+        opened_by = CASE WHEN b.state = 'closed' OR %(by_hand)s THEN EXCLUDED.opened_by ELSE b.opened_by END,
+        reason = CASE WHEN b.state <> 'open' OR %(by_hand)s THEN EXCLUDED.reason ELSE b.reason END,
+        probe_at = CASE WHEN b.state = 'open' AND NOT %(by_hand)s THEN greatest(b.probe_at, {clock}() + make_interval(secs => %(asked)s::float8))
+                        ELSE EXCLUDED.probe_at END,
+        probe_pause = CASE WHEN b.state = 'closed' THEN EXCLUDED.probe_pause ELSE b.probe_pause END,
+        probe_longest = EXCLUDED.probe_longest,
+        probes = CASE WHEN b.state = 'closed' THEN 0 ELSE b.probes END,
+        peak = EXCLUDED.peak,
+        usual_rate = CASE b.state WHEN 'closed' THEN EXCLUDED.usual_rate WHEN 'open' THEN b.usual_rate + EXCLUDED.usual_rate
+                                  ELSE b.usual_rate END,
+        closed_at = NULL, closed_by = NULL, empty_at = NULL, slack_at = NULL, updated_at = {clock}()
+    RETURNING kind, target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
+              CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
+              {schema}.breaker_rate(b) AS rate, opened_at = {clock}() AS opened
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'breaker open', jsonb_build_object('kind', kind, 'target', target), %(why)s::text, 1
+    FROM opened WHERE %(by_hand)s
 )
-INSERT INTO {breakers} AS b (kind, target, opened_at, opened_by, reason, probe_at, probe_pause, probe_longest, peak, usual_rate)
-SELECT kind, %(target)s::text, {clock}(), %(by)s::text, %(reason)s::text,
-       coalesce({clock}() + make_interval(secs => %(hold)s::float8), 'infinity'),
-       %(pause)s::float8, %(longest)s::float8, %(peak)s::float8, %(usual_rate)s::float8
-FROM of_kind
-ON CONFLICT (kind, target) DO UPDATE
-SET state = 'open',
-    opened_at = CASE WHEN b.state = 'closed' THEN EXCLUDED.opened_at ELSE b.opened_at END,
-    opened_by = CASE WHEN b.state = 'closed' OR %(by_hand)s THEN EXCLUDED.opened_by ELSE b.opened_by END,
-    reason = CASE WHEN b.state <> 'open' OR %(by_hand)s THEN EXCLUDED.reason ELSE b.reason END,
-    probe_at = CASE WHEN b.state = 'open' AND NOT %(by_hand)s THEN greatest(b.probe_at, {clock}() + make_interval(secs => %(asked)s::float8))
-                    ELSE EXCLUDED.probe_at END,
-    probe_pause = CASE WHEN b.state = 'closed' THEN EXCLUDED.probe_pause ELSE b.probe_pause END,
-    probe_longest = EXCLUDED.probe_longest,
-    probes = CASE WHEN b.state = 'closed' THEN 0 ELSE b.probes END,
-    peak = EXCLUDED.peak,
-    usual_rate = CASE b.state WHEN 'closed' THEN EXCLUDED.usual_rate WHEN 'open' THEN b.usual_rate + EXCLUDED.usual_rate
-                              ELSE b.usual_rate END,
-    closed_at = NULL, closed_by = NULL, empty_at = NULL, slack_at = NULL, updated_at = {clock}()
-RETURNING kind, target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
-          CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
-          {schema}.breaker_rate(b) AS rate, opened_at = {clock}() AS opened
+SELECT * FROM opened
 
 -- name: add_usual_rate
 -- What another worker did a second for a target, before it learnt that the breaker is open.
@@ -1120,23 +1126,29 @@ RETURNING target
 -- usual rate as what was done before it, so the larger of the two is taken; more than 100,000 need not be counted.
 WITH of_kind AS MATERIALIZED (
     SELECT kind FROM {kinds} WHERE kind = %(kind)s::text FOR NO KEY UPDATE
+), closed AS (
+    UPDATE {breakers} b
+    SET state = CASE WHEN %(at_once)s THEN 'closed' ELSE 'closing' END,
+        closed_at = {clock}(), closed_by = %(by)s::text, empty_at = {clock}(), slack_at = {clock}(), updated_at = {clock}(),
+        usual_rate = CASE WHEN %(at_once)s THEN usual_rate ELSE greatest(usual_rate, (
+            SELECT count(*) FROM (
+                SELECT FROM {jobs} j
+                WHERE j.status = 'pending' AND j.kind = b.kind AND (b.target = '' OR j.lane = b.target)
+                  AND j.created_at >= b.opened_at AND j.run_at <= {clock}()
+                LIMIT 100000
+            ) j
+        ) / greatest(10, extract(epoch FROM {clock}() - b.opened_at)::float8)) END
+    WHERE b.kind IN (SELECT kind FROM of_kind) AND b.target = %(target)s::text
+      AND (b.state = 'open' AND (%(by_hand)s OR b.probe_at < 'infinity') OR %(at_once)s AND b.state = 'closing')
+    RETURNING kind, target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
+              CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
+              {schema}.breaker_rate(b) AS rate
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'breaker close', jsonb_build_object('kind', kind, 'target', target), %(why)s::text, 1
+    FROM closed WHERE %(by_hand)s
 )
-UPDATE {breakers} b
-SET state = CASE WHEN %(at_once)s THEN 'closed' ELSE 'closing' END,
-    closed_at = {clock}(), closed_by = %(by)s::text, empty_at = {clock}(), slack_at = {clock}(), updated_at = {clock}(),
-    usual_rate = CASE WHEN %(at_once)s THEN usual_rate ELSE greatest(usual_rate, (
-        SELECT count(*) FROM (
-            SELECT FROM {jobs} j
-            WHERE j.status = 'pending' AND j.kind = b.kind AND (b.target = '' OR j.lane = b.target)
-              AND j.created_at >= b.opened_at AND j.run_at <= {clock}()
-            LIMIT 100000
-        ) j
-    ) / greatest(10, extract(epoch FROM {clock}() - b.opened_at)::float8)) END
-WHERE b.kind IN (SELECT kind FROM of_kind) AND b.target = %(target)s::text
-  AND (b.state = 'open' AND (%(by_hand)s OR b.probe_at < 'infinity') OR %(at_once)s AND b.state = 'closing')
-RETURNING kind, target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
-          CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
-          {schema}.breaker_rate(b) AS rate
+SELECT * FROM closed
 
 -- name: end_breakers
 -- The backlog is out where for a while less than four fifths of what might have gone did: slack_at then falls behind.
