@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WORKER = "here:1:abcdef"
-STEP = 0.25
-"""Seconds by which time moves on; a worker looks as often, or more."""
+TICKS = 8
+"""Steps of a second while the backlog goes out at a rate, when a worker looks as often; one a second otherwise."""
 LIMIT = 1000
 WINDOW = 10
 """Seconds over which a rate is taken."""
@@ -85,6 +85,11 @@ class Play:
         self._guard = Guard(Database(WORKER), self._wire, self.queue.handlers, lambda: provider.now)
         self._guard.put = self._done.append
 
+    @property
+    def closing(self) -> bool:
+        """Whether the backlog is going out."""
+        return "closing" in self._lanes.limits.breakers
+
     async def turn(self) -> None:
         """Claim what is due and may go, run it, and write what came of it: as a worker does."""
         lanes, now = self._lanes, self._provider.now
@@ -134,8 +139,10 @@ async def play(
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as conn:
         await conn.execute("set synchronous_commit = off; set jit = off")
         run = Play(conn, provider, breaker=breaker)
+        ticks = 0
         while provider.now < end:
-            provider.now += STEP
+            ticks += 1 if run.closing else TICKS - ticks % TICKS
+            provider.now = ticks / TICKS
             await conn.execute("select set_config('redrive.clock_offset', %s, false)", [f"{provider.now} s"])
             due = int(provider.now * rate) - made
             if due:
