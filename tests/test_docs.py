@@ -213,6 +213,8 @@ def test_each_role_can_do_what_its_page_says(roles, conn):
     oncall = Queue(roles("shop_oncall"))
     insert(conn, "export", status="dead", attempts=5)
     assert oncall.requeue(Ended(kind="export"))
+    insert(conn, "export", status="dead", attempts=5)
+    over_time = oncall.requeues.start(Ended(kind="export"), rate=10)
     assert oncall.cancel(jobs[1].id) == {jobs[1].id: "pending"}
 
     insert(conn, "old", status="succeeded", created_at="2020-01-01", updated_at="2020-01-01")
@@ -241,6 +243,7 @@ def test_each_role_can_do_what_its_page_says(roles, conn):
         wait_for(
             lambda: conn.execute("SELECT status FROM redrive.jobs WHERE kind = 'late'").fetchone() == ("dead",), 30
         )
+        wait_for(lambda: oncall.requeues.get(over_time.id).status == "done", 30)
     end()
     assert troubles == []
     assert conn.execute("SELECT count(*) FROM redrive.failures WHERE message = 'once'").fetchone() == (2,)

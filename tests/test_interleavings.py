@@ -76,6 +76,7 @@ def beat(_: list[Any]) -> Statement[Any]:
         "pid": 1,
         "version": "0",
         "app_version": None,
+        "clock_skew": None,
         "kinds": ["k"],
         "concurrency": 1,
         "in_flight": 0,

@@ -366,6 +366,7 @@ class JobsTable(RuleBasedStateMachine):
             "pid": 1,
             "version": "0",
             "app_version": None,
+            "clock_skew": None,
             "kinds": list(KINDS),
             "concurrency": 3,
             "in_flight": 0,

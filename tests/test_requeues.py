@@ -13,9 +13,10 @@ import psycopg
 import pytest
 
 from engine import Inside
-from redrive import InvalidOption, InvalidPayload, Queue
+from plans import call, explain, forget_statistics, most_rows, nodes, prepare, touched
+from redrive import InvalidOption, InvalidPayload, Queue, ended
 from redrive.connections import Control
-from redrive.ended import BURST, Ended
+from redrive.ended import BURST, WINDOW, Ended
 from redrive.errors import UnknownRequeue
 from redrive.requeuer import LOOK_EVERY, Requeuer
 from redrive.requeues import changed
@@ -206,10 +207,10 @@ class TestWhatChangesMeanwhile:
         which = Ended(kind="mail")
         one, two = (queue.requeues.start(which, canary=False, by=name) for name in ("ada", "bob"))
         tick(db, 5)
-        ended = [queue.requeues.get(each.id) for each in (one, two)]
-        assert [each.status for each in ended] == ["done", "done"]
-        assert sum(each.moved for each in ended) == 50
-        assert sum(each.skipped for each in ended) == 50
+        both = [queue.requeues.get(each.id) for each in (one, two)]
+        assert [each.status for each in both] == ["done", "done"]
+        assert sum(each.moved for each in both) == 50
+        assert sum(each.skipped for each in both) == 50
 
     def test_what_was_sent_back_by_the_tutorials_statement_or_died_since_is_skipped(self, db, conn, queue, dead):
         started = queue.requeues.start(dead.which, canary=False)
@@ -336,6 +337,55 @@ class TestAtOnce:
         insert(conn, "mail", 5000, status="dead", last_error="common")
         [rare] = insert(conn, "mail", status="dead", last_error="rare")
         assert queue.requeue(Ended(error="rare")) == [rare]
+
+
+class TestPlan:
+    def test_a_step_reads_little_whatever_is_asked_for_and_whatever_the_statistics_say(self, conn):
+        """By a plan for any values, as workers keep it, and by one for these."""
+        conn.prepare_threshold = None
+        conn.execute("alter table redrive.jobs set (autovacuum_enabled = off)")
+        conn.execute(
+            "insert into redrive.jobs (kind, status, attempts, last_error, fingerprint)"
+            " select 'k', (array['dead', 'failed', 'failed', 'succeeded'])[1 + i % 4], 1,"
+            " case when i % 40 = 2 then 'odd' when i % 4 in (1, 2) then 'cancelled: x' end,"
+            " case when i % 8 = 0 then lpad(to_hex(i % 160), 16, '0') end from generate_series(1, 30000) i"
+        )
+        key = conn.execute("select max(fingerprint) from redrive.jobs").fetchone()[0]
+        filters = {
+            "all": Ended(),
+            "group": Ended(kind="k", group=key),
+            "ids": Ended(ids=[8, 16, 24]),
+            "rare error": Ended(error="odd"),
+            "failed": Ended(statuses=("failed",), payload={"a.b": 1}),
+        }
+        prepare(conn, "requeue_jobs")
+        for statistics in ("never", "analyzed"):
+            if statistics == "never":
+                forget_statistics(conn)
+            else:
+                conn.execute("analyze redrive.jobs")
+            for name, which in filters.items():
+                params = {**dict(ended.requeue("redrive", which).params or {}), "limit": 100}
+                for mode in ("force_generic_plan", "force_custom_plan"):
+                    plan = explain(conn, call("requeue_jobs", params), mode, free=mode == "force_custom_plan")
+                    where = (statistics, name, mode)
+                    assert not [part for part in nodes(plan) if part["Node Type"] == "Seq Scan" and is_jobs(part)], (
+                        where
+                    )
+                    assert along_the_key(plan) <= 2 * WINDOW, where
+                    # Of a free planner that knows nothing no more is asked than to keep to what has ended.
+                    assert most_rows(plan) <= (2 * WINDOW if mode == "force_generic_plan" else 15_000), where
+                    assert touched(plan) < 15_000, where
+
+
+def is_jobs(part: dict[str, Any]) -> bool:
+    return part.get("Relation Name") == "jobs"
+
+
+def along_the_key(plan: dict[str, Any]) -> float:
+    """The most rows that were read along the primary key."""
+    by_key = [part for part in nodes(plan) if part.get("Index Name") == "jobs_pkey"]
+    return max(part["Actual Loops"] * (part["Actual Rows"] + part.get("Rows Removed by Filter", 0)) for part in by_key)
 
 
 class TestEdit:

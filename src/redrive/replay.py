@@ -43,8 +43,7 @@ def replay(handler: Handler[Any, Any], job: Job, schema: str) -> Replay:
     Raises:
         InvalidOption: for a job that is pending or running: a worker may run it at the same time.
     """
-    if job.status in LIVE:
-        raise InvalidOption(f"job {job.id} is {job.status}: a worker may run it at the same time; cancel it first")
+    demand_at_rest(job)
     made = Replay()
     claimed = _claimed(job, schema, made)
     began = time.monotonic()
@@ -55,6 +54,16 @@ def replay(handler: Handler[Any, Any], job: Job, schema: str) -> Replay:
         made.error = error
     made.seconds = time.monotonic() - began
     return made
+
+
+def demand_at_rest(job: Job) -> None:
+    """Refuse a job that a worker may run.
+
+    Raises:
+        InvalidOption: naming its state.
+    """
+    if job.status in LIVE:
+        raise InvalidOption(f"job {job.id} is {job.status}: a worker may run it at the same time; cancel it first")
 
 
 async def _awaited(answer: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from psycopg.errors import InsufficientPrivilege
 from psycopg.rows import namedtuple_row
 
 from redrive import ended
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 15.0
 """Seconds between two looks for something to send back; a new one is told by NOTIFY, and this is for the deaf."""
+NOT_ALLOWED_EVERY = 300.0
 SOON = 0.5
 REST = 0.05
 LONGEST = 500
@@ -43,11 +45,18 @@ class Requeuer(Service):
         self.on_moved: Callable[[], object] = lambda: None
         """Told when jobs are due again."""
         self._control = control
+        self._lack_told = False
 
     async def tick(self) -> float:
         """Give each a step; gives the seconds until the next is worth while."""
-        rows = await self._control.run(lenient("active_requeues", self._control.schema, namedtuple_row))
-        pauses = [await self._step(row) for row in rows]
+        try:
+            rows = await self._control.run(lenient("active_requeues", self._control.schema, namedtuple_row))
+            pauses = [await self._step(row) for row in rows]
+        except InsufficientPrivilege as error:
+            if not self._lack_told:
+                self._lack_told = True
+                _log.warning("this worker sends nothing back over time, others have to: %s", error.diag.message_primary)
+            return NOT_ALLOWED_EVERY
         return min(pauses, default=LOOK_EVERY)
 
     async def _step(self, row: Any) -> float:

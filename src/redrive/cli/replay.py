@@ -35,6 +35,7 @@ def replay(
     from redrive import store
     from redrive.cli.curtain import Curtain
     from redrive.cli.target import load_queue
+    from redrive.replay import demand_at_rest
     from redrive.replay import replay as run
 
     if app is None:
@@ -50,6 +51,7 @@ def replay(
         raise Trouble(f"there is no job {job_id} in schema {where}; `redrive jobs` lists those that there are")
     [job] = rows
     handler = queue.handlers.demand(job.kind)
+    demand_at_rest(job)
     screen.note(
         f"job {job.id} ({screen.clean(job.kind)}): what its handler does now is real, and the job's row stays as it is"
     )

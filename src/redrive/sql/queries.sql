@@ -2023,7 +2023,8 @@ FROM (
 --   that row's lock and finds it where he saw it (:after, :seen) advances it, and everyone else does nothing.
 -- * `reach` is the next :window of jobs that could be meant, in id order along an index of its own for each way to say
 --   which, so that a filter that few match costs many small statements instead of a long one. Only the branch that is
---   asked for runs.
+--   asked for runs. All is said by comparisons of rows and in the order of those: with a bare id > after, or ordered by the
+--   id alone, the primary key looks short to some plans, and the table is walked along it.
 -- * The state is tested again under the lock, so two operators at once move each job once. A row that somebody has locked
 --   is passed over.
 -- * With a rate they are due one after another.
@@ -2044,35 +2045,39 @@ WITH pace AS MATERIALIZED (
     SELECT id FROM (
         (SELECT id FROM {jobs}
          WHERE %(group)s::text IS NULL AND %(ids)s::bigint[] IS NULL AND 'dead' = ANY(%(statuses)s::text[])
-           AND (SELECT quota FROM pace) > 0 AND status = 'dead' AND id > %(after)s AND id <= %(last)s
-         ORDER BY id LIMIT %(window)s)
+           AND (SELECT quota FROM pace) > 0
+           AND status IN ('failed', 'dead') AND (status, id) > ('dead', %(after)s) AND (status, id) <= ('dead', %(last)s)
+         ORDER BY status, id LIMIT %(window)s)
         UNION
         (SELECT id FROM {jobs}
          WHERE %(group)s::text IS NULL AND %(ids)s::bigint[] IS NULL AND 'dead' = ANY(%(statuses)s::text[])
            AND (SELECT quota FROM pace) > 0
-           AND status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')
-           AND id > %(after)s AND id <= %(last)s
-         ORDER BY id LIMIT %(window)s)
+           AND status IN ('failed', 'dead') AND status <> 'dead'
+           AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')
+           AND (status, id) > ('failed', %(after)s) AND (status, id) <= ('failed', %(last)s)
+         ORDER BY status, id LIMIT %(window)s)
         UNION
         (SELECT id FROM {jobs}
          WHERE %(group)s::text IS NULL AND %(ids)s::bigint[] IS NULL AND 'failed' = ANY(%(statuses)s::text[])
-           AND (SELECT quota FROM pace) > 0 AND status = 'failed' AND id > %(after)s AND id <= %(last)s
-         ORDER BY id LIMIT %(window)s)
+           AND (SELECT quota FROM pace) > 0
+           AND status IN ('failed', 'dead') AND (status, id) > ('failed', %(after)s) AND (status, id) <= ('failed', %(last)s)
+         ORDER BY status, id LIMIT %(window)s)
         UNION
         (SELECT id FROM {jobs}
          WHERE %(group)s::text IS NOT NULL AND (SELECT quota FROM pace) > 0
            AND fingerprint IS NOT NULL AND locked_by IS NULL
            AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-           AND kind = %(kind)s AND fingerprint = %(group)s AND id > %(after)s AND id <= %(last)s
-         ORDER BY id LIMIT %(window)s)
+           AND (kind, fingerprint, id) > (%(kind)s, %(group)s, %(after)s)
+           AND (kind, fingerprint, id) <= (%(kind)s, %(group)s, %(last)s)
+         ORDER BY kind, fingerprint, id LIMIT %(window)s)
         UNION
         (SELECT id FROM {jobs}
          WHERE %(group)s::text IS NOT NULL AND (SELECT quota FROM pace) > 0
            AND (fingerprint IS NULL OR locked_by IS NOT NULL)
            AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-           AND kind = %(kind)s AND {failure_group}(fingerprint, locked_by, last_error) = %(group)s
-           AND id > %(after)s AND id <= %(last)s
-         ORDER BY id LIMIT %(window)s)
+           AND (kind, {failure_group}(fingerprint, locked_by, last_error), id) > (%(kind)s, %(group)s, %(after)s)
+           AND (kind, {failure_group}(fingerprint, locked_by, last_error), id) <= (%(kind)s, %(group)s, %(last)s)
+         ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error), id LIMIT %(window)s)
         UNION
         (SELECT id FROM {jobs}
          WHERE %(ids)s::bigint[] IS NOT NULL AND %(group)s::text IS NULL AND (SELECT quota FROM pace) > 0

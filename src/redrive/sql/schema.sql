@@ -846,7 +846,7 @@ CREATE INDEX jobs_running_idx ON redrive.jobs USING btree (locked_by, id) WHERE 
 
 CREATE INDEX jobs_strange_idx ON redrive.jobs USING btree (kind, redrive.failure_group(fingerprint, locked_by, last_error), id) WHERE (((fingerprint IS NULL) OR (locked_by IS NOT NULL)) AND (((status)::text = 'dead'::text) OR (((status)::text = 'failed'::text) AND ((last_error IS NULL) OR (last_error !~ '^(cancelled|discarded)'::text)))));
 
-CREATE INDEX jobs_unexplained_idx ON redrive.jobs USING btree (id) WHERE (((status)::text = 'failed'::text) AND ((last_error IS NULL) OR (last_error !~ '^(cancelled|discarded)'::text)));
+CREATE INDEX jobs_unexplained_idx ON redrive.jobs USING btree (status, id) WHERE (((status)::text = ANY (ARRAY['failed'::text, 'dead'::text])) AND ((status)::text <> 'dead'::text) AND ((last_error IS NULL) OR (last_error !~ '^(cancelled|discarded)'::text)));
 
 CREATE INDEX requeues_active_idx ON redrive.requeues USING btree (id) WHERE (status = ANY (ARRAY['waiting'::text, 'canary'::text, 'running'::text]));
 

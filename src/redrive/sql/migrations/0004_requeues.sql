@@ -26,8 +26,8 @@ CREATE INDEX jobs_dead_idx ON {jobs} (kind, fingerprint, id) INCLUDE (updated_at
 CREATE INDEX jobs_strange_idx ON {jobs} (kind, {failure_group}(fingerprint, locked_by, last_error), id)
     WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'));
-CREATE INDEX jobs_unexplained_idx ON {jobs} (id)
-    WHERE status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)');
+CREATE INDEX jobs_unexplained_idx ON {jobs} (status, id)
+    WHERE status IN ('failed', 'dead') AND status <> 'dead' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)');
 CREATE INDEX jobs_retrying_idx ON {jobs} (kind, fingerprint, id)
     WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending';
 
