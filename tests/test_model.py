@@ -370,7 +370,6 @@ class JobsTable(RuleBasedStateMachine):
             "kinds": list(KINDS),
             "concurrency": 3,
             "in_flight": 0,
-            "clock_skew": None,
         }
         now, _ = self.ask("beat", name=worker, lease=float(LEASE), listener_pid=None, problem=None, **about)
         self.model.workers[worker] = Beat(now, LEASE * SECOND)
