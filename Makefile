@@ -87,6 +87,10 @@ bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentie
 bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md
 	$(BIN)/python -m benchmarks page
 
+.PHONY: desk-proof desk-pictures
+desk-proof: $(VENV)/.dev ## What every page of the desk costs at 5,000,000 rows, and ten open tabs: some minutes, 4 GB
+	$(BIN)/python -m benchmarks.desk $(ARGS)
+
 bench-peers: $(VENV)/.dev ## Measure redrive beside other job queues (make bench-peers ARGS="--quick --peers redrive,pgqueuer")
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 

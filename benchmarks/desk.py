@@ -1,7 +1,8 @@
 """What the pages of the desk cost where the table is large: 4,900,000 finished jobs, 50,000 dead in 300 groups.
 
 ``make desk-proof`` makes such a database, asks for every page with nothing kept from before, and then lets ten tabs
-poll for half a minute. Figures on standard output, as JSON; the exit code is 1 where a bar is missed.
+poll for a minute. Figures on standard output, as JSON, in milliseconds: "busy" is processor time, "least" what the
+quickest of nine took on the clock. The exit code is 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psycopg
@@ -28,8 +28,9 @@ BAR = 0.3
 """Seconds of server time that a page may take."""
 BUDGETED = 0.55
 """Seconds that a page may take whose search no index serves: its budget, and what is around it."""
-TABS, POLLED = 10, 30.0
-FINISHED, DEAD, GROUPS, KINDS, WAITING = 4_900_000, 50_000, 300, 30, 50_000
+TRIES = 9
+TABS, POLLED = 10, 60.0
+FINISHED, DEAD, GROUPS, KINDS, WAITING = 4_900_000, 50_000, 300, 12, 50_000
 
 JOBS = """
     INSERT INTO redrive.jobs (kind, payload, status, attempts, run_at, created_at, updated_at, locked_at, locked_by,
@@ -165,21 +166,44 @@ def measure(queue: Queue) -> dict[str, Any]:
     """Ask for each page with nothing kept from before."""
     pages = desk(queue, local=True)
     browser = TestClient(pages, base_url="http://localhost")
-    figures: dict[str, float] = {}
+    figures: dict[str, dict[str, int]] = {}
     missed = []
     for name, path in {**PAGES, **SEARCHES}.items():
-        times = []
-        for _ in range(5):
+        browser.get(path)
+        times, busy = [], Busy(queue)
+        for _ in range(TRIES):
             pages.shared.forget()  # type: ignore[attr-defined] # desk() says no more than that it is an application
             began = time.perf_counter()
             answer = browser.get(path)
             times.append(time.perf_counter() - began)
             if answer.status_code != 200:  # noqa: PLR2004 - all is well
                 missed.append(f"{name}: {answer.status_code}")
-        figures[name] = round(median(times) * 1000, 1)
-        if median(times) > (BUDGETED if name in SEARCHES else BAR):
+        took = busy.took() / TRIES
+        figures[name] = {"busy": round(took * 1000), "least": round(min(times) * 1000)}
+        if took > (BUDGETED if name in SEARCHES else BAR):
             missed.append(name)
-    return {"milliseconds": figures, "missed": missed}
+    return {"milliseconds": figures, "missed": missed, "load": round(os.getloadavg()[0], 1)}
+
+
+class Busy:
+    """The processor time of this process and of its sessions: what a page costs, whatever else the machine does."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._url = queue.settings.database_url
+        self._began = self._spent()
+
+    def took(self) -> float:
+        """Give the seconds since it was made."""
+        return self._spent() - self._began
+
+    def _spent(self) -> float:
+        with psycopg.connect(self._url) as conn:
+            rows = conn.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'redrive queue'").fetchall()
+        ticks = 0
+        for (pid,) in rows:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def tabs(queue: Queue) -> dict[str, Any]:

@@ -152,10 +152,10 @@ def failing(reading: Reading, depths: Sequence[stats.Depth]) -> Part:
     dead = sum(depth.dead for depth in depths)
     if died:
         more = " or more" if rows[0].capped else ""
-        part.found("bad", f"{jobs(died)}{more} died within a day", "status:dead since:1d")
+        part.found("bad", f"{jobs(died)}{more} died within a day")
     elif dead:
         more = " or more" if any(depth.capped(depth.dead) for depth in depths) else ""
-        part.found("note", f"{jobs(dead, 'dead')}{more}, none of them new", "status:dead")
+        part.found("note", f"{jobs(dead, 'dead')}{more}, none of them new")
     for row in part.read(reading.ask, "unexplained", reading.statement("unexplained_failures", within=DAY)):
         text = f"{jobs(row.jobs)} of kind {row.kind} failed within a day and gave no reason: another worker wrote so"
         part.found("bad", text, f"status:failed {_kind(row.kind)}")

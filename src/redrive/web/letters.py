@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from redrive.web.app import Desk
 
-SHOWN = 100
+SHOWN = 50
 """Groups on a page."""
 ROWS = 30
 AGE = 10.0

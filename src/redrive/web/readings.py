@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from redrive.stats import Depth, Sum
     from redrive.web.app import Desk
 
-AGES = {"late": 10.0, "flow": 20.0, "working": 15.0, "failing": 20.0, "stuck": 20.0, "planned": 30.0, "postgres": 30.0}
+AGES = {"late": 10.0, "flow": 30.0, "working": 15.0, "failing": 30.0, "stuck": 30.0, "planned": 30.0, "postgres": 30.0}
 """Seconds for which what was read is good enough for everybody who looks."""
-CHARTS_AGE = 30.0
+CHARTS_AGE = 60.0
 
 
 def part(desk: Desk, name: str) -> Part:

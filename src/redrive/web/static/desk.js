@@ -15,7 +15,7 @@
   const busyHands = () => {
     const active = document.activeElement;
     const main = document.getElementById("content");
-    const typing = active && main.contains(active) && active.matches("input:not([type=search]), textarea, select");
+    const typing = active && main.contains(active) && active.matches("input:not([type=search], [type=checkbox], [type=radio]), textarea, select");
     return typing || main.querySelector("[data-selection] input[type=checkbox]:checked") !== null;
   };
 
