@@ -260,6 +260,7 @@ class TestWhich:
             ({"items.1.sku": "7"}, [2]),
             ({"paid": True}, [2]),
             ({"to": None}, [2, 3]),
+            ({"paid": True, "to": "ada@x"}, []),
             ({"to": "a'; drop table jobs; --"}, []),
             ({"nowhere.at.all": 1}, []),
         ):

@@ -1858,7 +1858,7 @@ WITH RECURSIVE dying AS (
 ), failing AS (
     (SELECT kind, fingerprint AS grp FROM {jobs}
      WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending'
-       AND %(group)s::text IS NULL AND kind >= coalesce(%(kind)s::text, '')
+       AND %(retrying)s AND %(group)s::text IS NULL AND kind >= coalesce(%(kind)s::text, '')
      ORDER BY kind, fingerprint LIMIT 1)
     UNION ALL
     SELECT n.kind, n.grp
