@@ -165,3 +165,8 @@ if not loading.is_set():
 
     @isolated("hidden")
     def hidden(payload): ...
+
+
+@isolated("followed")
+def followed(payload, job):
+    job.then("next", {"from": "a child"})

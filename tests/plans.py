@@ -198,7 +198,14 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
     new = {"kind": "mail", "run_at": None, "delay": 0.0, "priority": 5, "max_attempts": 5, "lane": ""}
     new |= {"expires_at": None, "expires_in": None, "metadata": None}
     ended = {"outcomes": "retried", "delays": 1.0, "errors": "x", "results": None, "durations": 0.1}
-    ended |= {"error_types": "E", "messages": "m", "tracebacks": "t", "fingerprints": "f", "lanes": None}
+    ended |= {
+        "error_types": "E",
+        "messages": "m",
+        "tracebacks": "t",
+        "fingerprints": "f",
+        "lanes": None,
+        "followers": None,
+    }
     start = start or [HEAD] * len(LANES)
     return {
         "claim_jobs": {
@@ -254,7 +261,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
         "cancel_requests": {"ids": ids, "claims": [1] * n, "worker": "me"},
         "renew_leases": {"ids": ids, "worker": "me"},
         "write_progress": {"ids": ids, "claims": [1] * n, "values": ["1"] * n, "worker": "me"},
-        "complete_job": {"id": ids[0], "claim": 1, "worker": "me", "result": None},
+        "complete_job": {"id": ids[0], "claim": 1, "worker": "me", "result": None, "followers": None},
         "acquit_job": {"id": ids[0], "claim": 1, "worker": "me"},
         "locked_jobs": {"ids": ids},
         "was_written": {"ids": ids, "claims": [1] * n, "worker": "me"},

@@ -103,7 +103,7 @@ def requeue(_: list[Any]) -> Statement[Any]:
 OPERATIONS: dict[str, tuple[Step, ...]] = {
     "claim": (claim,),
     "succeed": (succeed(1),),
-    "complete": (lambda _: named("complete_job", "redrive", id=1, claim=1, worker=W1, result=None),),
+    "complete": (lambda _: named("complete_job", "redrive", id=1, claim=1, worker=W1, result=None, followers=None),),
     # each other outcome is the same statement, and takes the same locks
     "retry": (finish(Retried(FAILURE, 0.0)),),
     "die": (finish(Died(FAILURE)),),

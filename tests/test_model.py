@@ -320,11 +320,11 @@ class JobsTable(RuleBasedStateMachine):
         many = {"ids": [lease.job], "claims": [lease.claim], "worker": lease.worker}
         row = self.model.holds(lease)
         if word == "complete":
-            now, rows = self.ask("complete_job", **about, result='"done"')
+            now, rows = self.ask("complete_job", **about, result='"done"', followers=None)
             assert bool(rows) == self.model.succeed(now, lease, "done")
         elif word == "complete and roll back":
             with self.conn.transaction(force_rollback=True):
-                run(self.conn, named("complete_job", "redrive", **about, result=None))
+                run(self.conn, named("complete_job", "redrive", **about, result=None, followers=None))
         elif word == "acquit":
             _, rows = self.ask("acquit_job", **about)
             assert bool(rows) == (row is not None)

@@ -139,7 +139,13 @@ class Child:
             return
         job = order.job
         complete = None if order.complete is None else self._complete(order.complete)
-        job.holder = Holder(job.worker, job.schema, lambda _job, value: self._progress.put(value), complete)
+        job.holder = Holder(
+            job.worker,
+            job.schema,
+            lambda _job, value: self._progress.put(value),
+            complete,
+            lambda _job, *what: str(handler.queue.follower(*what)),
+        )
         limited = Limited(handler, order.memory_limit)
         self.say("begun")
         finished = execute_here(job, limited)

@@ -169,7 +169,9 @@ def _not_to_be_run(job: ClaimedJob) -> Outcome:
 def _returned(job: ClaimedJob, handler: Executable, result: Any) -> Outcome:
     if job.stopped or job.stop_reason == TIMED_OUT:  # late is failed, for sync handlers as for async ones
         return _stopped(job, handler)
-    return DONE if result is None else Succeeded(encode_result(result))
+    if result is None and not job.followers:
+        return DONE
+    return Succeeded(encode_result(result), job.followers)
 
 
 def _stopped(job: ClaimedJob, handler: Executable) -> Outcome:

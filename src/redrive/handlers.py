@@ -23,7 +23,7 @@ from redrive.store import name as store_name
 from redrive.typed import decoder_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from redrive.job import ClaimedJob, Enqueued
 
@@ -36,6 +36,9 @@ Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
 class Enqueuer(Protocol):
     """The queue as a handler sees it."""
+
+    def follower(self, kind: Any, payload: Any, key: str | None, options: Mapping[str, Any]) -> str:
+        """Check a job that is to follow another, and give it as JSON text."""
 
     def enqueue(
         self,
@@ -270,6 +273,10 @@ class Handlers:
     def kinds(self) -> tuple[str, ...]:
         """List the names that jobs of this queue go by, aliases included."""
         return tuple(sorted(self._known))
+
+    def follower(self, job: ClaimedJob, kind: Any, payload: Any, key: str | None, options: dict[str, Any]) -> str:
+        """Check what is to follow *job*, as the queue does that its handler belongs to."""
+        return self.demand(job.kind).queue.follower(kind, payload, key, options)
 
     def __iter__(self) -> Any:
         return iter(self._by_kind.values())

@@ -84,6 +84,8 @@ class Holder:
     schema: str
     progress: Callable[[ClaimedJob, Any], None] | None = None
     complete: Callable[[ClaimedJob, Any, Any], Any] | None = None
+    follow: Callable[[ClaimedJob, Any, Any, str | None, dict[str, Any]], str] | None = None
+    """Checks a job that is to follow, and gives it as JSON text."""
 
 
 class ClaimedJob:
@@ -113,6 +115,8 @@ class ClaimedJob:
     """The lease is gone: another worker may run this job, and nothing written about it here will count."""
     completed = False
     """The handler recorded success in its own transaction."""
+    followers: tuple[str, ...] = ()
+    """What :meth:`then` was given, each as JSON text."""
     stop_reason = ""
     _told = False
 
@@ -222,6 +226,22 @@ class ClaimedJob:
         """Show *value* (any JSON) as the job's progress; the newest is written about once a second."""
         if self.holder.progress is not None:
             self.holder.progress(self, value)
+
+    def then(self, kind: Any, payload: Any = None, *, key: str | None = None, **options: Any) -> None:
+        """Enqueue a job of *kind* when this one succeeds, in the same commit; a try that fails enqueues nothing.
+
+        *kind* is its name or its handler, and the rest is as of :meth:`redrive.Queue.enqueue`; a delay counts from the
+        success. With a *key* that lives already there is no second job.
+
+        Raises:
+            InvalidPayload: with the path of the value that can't be stored as it is.
+            InvalidOption: naming the value and the remedy.
+            RuntimeError: after :meth:`complete`, or for a job that no worker is running.
+        """
+        if self.holder.follow is None or self.completed:
+            late = "job.then() comes before job.complete()"
+            raise RuntimeError(late if self.completed else "job.then() needs a job that a worker is running")
+        self.followers = (*self.followers, self.holder.follow(self, kind, payload, key, options))
 
     def complete(self, connection: Any, result: Any = None) -> Any:
         """Record success in the transaction of *connection*, so that the handler's own writes and it are one commit.

@@ -23,6 +23,8 @@ class Succeeded:
     """The handler returned; *result* is JSON text or None."""
 
     result: str | None = None
+    then: tuple[str, ...] = ()
+    """The jobs that are to follow, each as JSON text."""
     name: ClassVar[str] = "succeeded"
 
 
@@ -142,7 +144,13 @@ def parameters(batch: Sequence[Finished]) -> dict[str, Any]:
         "tracebacks": [failure and failure.traceback for _, _, failure in rows],
         "fingerprints": [failure and failure.fingerprint for _, _, failure in rows],
         "lanes": [getattr(outcome, "lane", None) for _, outcome, _ in rows],
+        "followers": [listed(then) if (then := getattr(outcome, "then", ())) else None for _, outcome, _ in rows],
     }
+
+
+def listed(then: Sequence[str]) -> str:
+    """Give jobs that are to follow as one JSON array."""
+    return f"[{','.join(then)}]"
 
 
 def uncommitted(one: Finished) -> Finished:
@@ -159,7 +167,7 @@ def in_ascii(one: Finished) -> Finished:
     match outcome:
         case Succeeded(result=str(result)):  # JSON: what stands for a character is text within text
             spelt = "".join(each if each.isascii() else _spelt(each).replace("\\", "\\\\") for each in result)
-            return replace(one, outcome=Succeeded(spelt))
+            return replace(one, outcome=replace(outcome, result=spelt))
         case Retried() | Held() | Failed() | Died() | Crashed():
             failure = outcome.failure
             plain = replace(

@@ -95,6 +95,17 @@ class Registry(Enqueuer):
 
         return register
 
+    def follower(self, kind: Any, payload: Any, key: str | None, options: Mapping[str, Any]) -> str:
+        """Check a job that is to follow another, and give it as JSON text.
+
+        Raises:
+            InvalidPayload: with the path of the value that can't be stored as it is.
+            InvalidOption: naming the value and the remedy.
+        """
+        name = kind.kind if isinstance(kind, Handler) else kind
+        payload = {} if payload is None else payload
+        return store.follower(name, payload, key, self._in_lane(name, payload, options))
+
     def _options(self, kind: str, options: Mapping[str, Any]) -> store.Options:
         """Check how jobs of *kind* are to run, with what its handler says of that."""
         if (handler := self._handler_of(kind)) is not None:

@@ -45,7 +45,7 @@ def replay(handler: Handler[Any, Any], job: Job, schema: str) -> Replay:
     """
     demand_at_rest(job)
     made = Replay()
-    claimed = _claimed(job, schema, made)
+    claimed = _claimed(job, schema, made, handler)
     began = time.monotonic()
     try:
         answer = handler.call_here(claimed)
@@ -70,7 +70,7 @@ async def _awaited(answer: Any) -> Any:
     return await answer
 
 
-def _claimed(job: Job, schema: str, made: Replay) -> ClaimedJob:
+def _claimed(job: Job, schema: str, made: Replay, handler: Handler[Any, Any]) -> ClaimedJob:
     def note(_job: ClaimedJob, value: Any) -> None:
         made.progress.append(value)
 
@@ -93,7 +93,7 @@ def _claimed(job: Job, schema: str, made: Replay) -> ClaimedJob:
         None if job.metadata is None else json.dumps(job.metadata),
         None,
     )
-    return ClaimedJob(Holder("replay", schema, note, complete), row)
+    return ClaimedJob(Holder("replay", schema, note, complete, lambda _job, *what: handler.queue.follower(*what)), row)
 
 
 async def _nothing() -> None:

@@ -114,6 +114,15 @@ def insert(schema: str, kind: str, payload: Any, key: str | None, how: Options) 
     return named("insert_keyed_job", schema, key=name(key, "key"), **job)
 
 
+def follower(kind: str, payload: Any, key: str | None, how: Options) -> str:
+    """Give a job that is to follow another as JSON text, as ``finish_jobs`` and ``insert_followers`` take it."""
+    job = {"kind": name(kind, "kind"), "payload": _encoded(payload), **vars(how)}
+    job["key"] = None if key is None else name(key, "key")
+    for time in ("run_at", "expires_at"):
+        job[time] = None if job[time] is None else job[time].isoformat()
+    return json.dumps(job)
+
+
 def insert_many(schema: str, kind: str, chunk: Sequence[Row], how: Options) -> Statement[Any]:
     """Enqueue a batch of encoded payloads, each with its key or None; of those with the same key the first."""
     first = {row[1]: row for row in reversed(chunk)}

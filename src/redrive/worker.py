@@ -163,7 +163,7 @@ class Worker:
         )
         self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
         self.reaper.count = self.writer.tally.count
-        holder = Holder(self.name, settings.schema, self.writer.put_progress, complete)
+        holder = Holder(self.name, settings.schema, self.writer.put_progress, complete, self.handlers.follower)
         self.producer = Producer(
             self.database,
             self._claim,

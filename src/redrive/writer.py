@@ -33,6 +33,7 @@ from redrive.outcome import (
     Succeeded,
     event,
     in_ascii,
+    listed,
     parameters,
     uncommitted,
 )
@@ -370,7 +371,10 @@ def complete(job: ClaimedJob, connection: Any, result: Any) -> Any:
         LeaseLost: when the job isn't its worker's any more.
     """
     text = encode_result(result)
-    statement = named("complete_job", job.schema, id=job.id, claim=job.claim, worker=job.worker, result=text)
+    then = listed(job.followers) if job.followers else None
+    statement = named(
+        "complete_job", job.schema, id=job.id, claim=job.claim, worker=job.worker, result=text, followers=then
+    )
     if isinstance(connection, AsyncConnection):
         return _acomplete(job, connection, statement)
     if not isinstance(connection, Connection):

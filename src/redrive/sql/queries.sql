@@ -372,11 +372,11 @@ WITH given AS (
     SELECT * FROM unnest(
         %(ids)s::bigint[], %(claims)s::int[], %(outcomes)s::text[], %(delays)s::float8[], %(errors)s::text[],
         %(results)s::text[], %(durations)s::float8[], %(error_types)s::text[], %(messages)s::text[],
-        %(tracebacks)s::text[], %(fingerprints)s::text[], %(lanes)s::text[]
-    ) AS g(id, claim, outcome, delay, last_error, result, duration, error_type, message, traceback, fingerprint, lane)
+        %(tracebacks)s::text[], %(fingerprints)s::text[], %(lanes)s::text[], %(followers)s::text[]
+    ) AS g(id, claim, outcome, delay, last_error, result, duration, error_type, message, traceback, fingerprint, lane, followers)
 ), held AS MATERIALIZED (
     SELECT j.id, j.kind, j.attempts, j.key, j.expires_at, j.claims, g.outcome, g.delay, g.last_error, g.result,
-           g.duration, g.error_type, g.message, g.traceback, g.fingerprint, g.lane,
+           g.duration, g.error_type, g.message, g.traceback, g.fingerprint, g.lane, g.followers,
            CASE
                WHEN g.outcome = 'succeeded' THEN 'succeeded'
                WHEN g.outcome = 'failed' THEN 'failed'
@@ -436,7 +436,8 @@ WITH given AS (
     FROM held
     WHERE error_type IS NOT NULL OR verdict = 'dead'
 )
-SELECT h.id, h.verdict AS status, coalesce(h.reason, h.message, '') AS reason
+SELECT h.id, h.verdict AS status, coalesce(h.reason, h.message, '') AS reason,
+       CASE WHEN h.verdict = 'succeeded' THEN {schema}.follow(h.followers::jsonb) END AS followed -- after its own end
 FROM held h JOIN finished f ON f.id = h.id
 
 -- name: hand_back_strays
@@ -527,11 +528,11 @@ WHERE j.id = h.id AND j.id = ANY(ARRAY(SELECT id FROM held))
 RETURNING j.id
 
 -- name: complete_job
--- In the user's own transaction: their writes and the job's success are one commit.
+-- In the user's own transaction: their writes, the job's success and what is to follow it are one commit.
 UPDATE {jobs}
 SET status = 'succeeded', updated_at = {clock}(), alone = false, result = coalesce(%(result)s::text::jsonb, result)
 WHERE id = %(id)s AND claims = %(claim)s AND locked_by = %(worker)s AND status || '' = 'running'
-RETURNING id
+RETURNING id, {schema}.follow(%(followers)s::text::jsonb) AS followed
 
 -- name: beat
 -- The worker is alive; so are the leases of all its jobs. Answers in how many seconds the next of the others will have

@@ -163,7 +163,7 @@ class _Bench:
     def _claim(self) -> Generator[Any, Any, list[ClaimedJob]]:
         """Take everything that is due, before any of it runs, as a worker with free slots does."""
         jobs: list[ClaimedJob] = []
-        holder = Holder(self._worker, self._schema, self._note, complete)
+        holder = Holder(self._worker, self._schema, self._note, complete, self._queue.handlers.follower)
         while True:
             lanes, seen = Lanes(self._kinds), None
             while seen is None or seen.more:

@@ -1,0 +1,22 @@
+-- What follows a job: enqueued by its success, in the same commit.
+
+-- Enqueue the jobs of a JSON array; one whose key lives already is left out. Gives how many there were. A function and no
+-- part of the statements that call it: a statement that may insert wakes a sleeping worker, also where it inserts nothing.
+CREATE FUNCTION {schema}.follow(followers jsonb) RETURNS int LANGUAGE plpgsql STRICT AS $$
+DECLARE
+    made int;
+BEGIN
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
+    SELECT f.kind, f.payload::jsonb, coalesce(f.run_at, {clock}() + make_interval(secs => f.delay)), f.priority,
+           f.max_attempts, f.key, f.lane,
+           coalesce(f.expires_at, {clock}() + make_interval(secs => f.expires_in)), f.metadata::jsonb
+    FROM jsonb_array_elements(followers) WITH ORDINALITY AS e(job, place)
+    CROSS JOIN LATERAL jsonb_to_record(e.job) AS f(
+        kind text, payload text, key text, priority smallint, max_attempts int, lane text, run_at timestamptz,
+        delay double precision, expires_at timestamptz, expires_in double precision, metadata text
+    )
+    ORDER BY e.place
+    ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING;
+    GET DIAGNOSTICS made = ROW_COUNT;
+    RETURN made;
+END $$;
