@@ -137,6 +137,27 @@ CREATE FUNCTION redrive.failure_group(fingerprint text, locked_by text, last_err
                '[0-9]+([.,:][0-9]+)*', '<n>', 'g'), 500), 0)), 16, '0') END
 $_$;
 
+CREATE FUNCTION redrive.follow(followers jsonb) RETURNS integer
+    LANGUAGE plpgsql STRICT
+    AS $$
+DECLARE
+    made int;
+BEGIN
+    INSERT INTO "redrive"."jobs" (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
+    SELECT f.kind, f.payload::jsonb, coalesce(f.run_at, "redrive"."clock"() + make_interval(secs => f.delay)), f.priority,
+           f.max_attempts, f.key, f.lane,
+           coalesce(f.expires_at, "redrive"."clock"() + make_interval(secs => f.expires_in)), f.metadata::jsonb
+    FROM jsonb_array_elements(followers) WITH ORDINALITY AS e(job, place)
+    CROSS JOIN LATERAL jsonb_to_record(e.job) AS f(
+        kind text, payload text, key text, priority smallint, max_attempts int, lane text, run_at timestamptz,
+        delay double precision, expires_at timestamptz, expires_in double precision, metadata text
+    )
+    ORDER BY e.place
+    ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING;
+    GET DIAGNOSTICS made = ROW_COUNT;
+    RETURN made;
+END $$;
+
 CREATE FUNCTION redrive.note_breaker() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
