@@ -334,6 +334,15 @@ class TestAtOnce:
             {"kind": "mail"},
         )
 
+    def test_what_is_locked_is_counted_as_skipped_and_what_came_to_nothing_was_no_act(self, db, conn, queue):
+        insert(conn, "mail", 3, status="dead")
+        with psycopg.connect(db) as holder:
+            holder.execute("select from redrive.jobs where id = 2 for update")
+            assert queue.requeue(Ended(kind="mail")) == [1, 3]
+        assert queue.requeue(Ended(kind="export")) == []
+        assert queue.cancel(2) == {}
+        assert acts(conn) == [("requeue", 2, 1)]
+
     def test_a_filter_that_few_match_is_looked_for_in_small_steps(self, conn, queue):
         insert(conn, "mail", 5000, status="dead", last_error="common")
         [rare] = insert(conn, "mail", status="dead", last_error="rare")

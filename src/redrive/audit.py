@@ -129,6 +129,6 @@ def begin(
     return named("write_audit", schema, **given)
 
 
-def count(schema: str, act: int, moved: int) -> Statement[Any]:
-    """Say to how many it has been done by now."""
-    return named("count_audit", schema, id=act, moved=moved)
+def count(schema: str, act: int, moved: int, skipped: int = 0) -> Statement[Any]:
+    """Say to how many it has been done by now, and how many were in another state."""
+    return named("count_audit", schema, id=act, moved=moved, skipped=skipped)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg.rows import class_row
 
 from redrive import ended, store
-from redrive.audit import signed
+from redrive.audit import count, signed
 from redrive.ended import Ended
 from redrive.errors import InvalidOption, UnknownRequeue
 from redrive.payload import encode
@@ -268,6 +268,8 @@ class Requeues:
                 yield named("wake", schema)
                 if on_batch:
                     on_batch(len(batch.ids))
+        if act is not None and len(moved) < preview.jobs:
+            yield count(schema, act, len(moved), preview.jobs - len(moved))
         return moved
 
     def _start(self, which: Ended, by: str, reason: str, rate: float | None, *, canary: bool) -> Steps[Requeue]:

@@ -13,7 +13,9 @@ import psycopg
 
 from redrive import ClaimedJob, Dead, Discard, Enqueued, Job, Queue, Retry, Snooze
 from redrive.backoff import exponential
+from redrive.ended import Ended
 from redrive.handlers import Handler
+from redrive.requeues import Requeue
 
 queue = Queue("postgresql://localhost/app", schema="redrive", concurrency=4)
 
@@ -73,6 +75,15 @@ with connection:
 
     assert_type(queue.get(7), Job | None)
     assert_type(queue.cancel(7, 8, connection=connection), dict[int, str])
+    which = Ended(kind="send_email", error="refused", payload={"to": "ann"})
+    assert_type(queue.requeue(which, by="ann", reason="mended", connection=connection), list[int])
+    assert_type(queue.requeues.preview(which).jobs, int)
+    assert_type(queue.requeues.start(which, canary=True, rate=50), Requeue)
+    assert_type(queue.requeues.edit(7, {"to": "bob"}), bool)
+    assert_type([group.which for group in queue.groups.list()], list[Ended])
+    assert_type([act.by for act in queue.audit.list(action="pause")], list[str | None])
+    queue.audit.list(actor="ann")  # type: ignore[call-arg]
+    Ended(kinds="mail")  # type: ignore[call-arg]
 
 
 async def main() -> None:

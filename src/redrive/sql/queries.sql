@@ -1564,7 +1564,7 @@ WITH chosen AS MATERIALIZED (
 ), opened AS (
     INSERT INTO {audit} (at, by, action, filter, reason, moved)
     SELECT {clock}(), %(who)s::text, 'cancel', %(filter)s::text::jsonb, %(why)s::text, (SELECT count(*) FROM cancelled)
-    WHERE %(act)s::bigint IS NULL
+    WHERE %(act)s::bigint IS NULL AND EXISTS (SELECT FROM cancelled)
     RETURNING id
 ), counted AS (
     UPDATE {audit} SET moved = moved + (SELECT count(*) FROM cancelled) WHERE id = %(act)s RETURNING id
@@ -2136,7 +2136,7 @@ WITH pace AS MATERIALIZED (
 ), opened AS (
     INSERT INTO {audit} (at, by, action, filter, reason, moved)
     SELECT {clock}(), %(who)s::text, 'requeue', %(filter)s::text::jsonb, %(why)s::text, moved FROM done
-    WHERE id IS NULL AND %(audit)s::bigint IS NULL
+    WHERE id IS NULL AND moved > 0 AND %(audit)s::bigint IS NULL
     RETURNING id
 ), counted AS (
     UPDATE {audit} AS a SET moved = a.moved + d.moved FROM done d
@@ -2254,7 +2254,7 @@ VALUES ({clock}(), %(who)s::text, %(action)s::text, %(filter)s::text::jsonb, %(w
 RETURNING id
 
 -- name: count_audit
-UPDATE {audit} SET moved = %(moved)s WHERE id = %(id)s
+UPDATE {audit} SET moved = %(moved)s, skipped = %(skipped)s WHERE id = %(id)s
 
 -- name: prune_audit
 DELETE FROM {audit} WHERE id = ANY(ARRAY(
