@@ -48,6 +48,9 @@ WORKER_RIGHTS = {
     "lane_rates": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "stats": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "deploys": ("SELECT", "INSERT", "DELETE"),
+    "alerts": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "alert_messages": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "alert_state": ("SELECT", "UPDATE"),
     "migrations": ("SELECT",),
     "jobs_archive": ("SELECT", "INSERT"),
 }

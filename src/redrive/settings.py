@@ -79,6 +79,22 @@ class Settings:
     """Port at which a worker answers /metrics and /health; 0 for none. Each of several processes takes the next."""
     metrics_host: str = "127.0.0.1"
     """Address at which it does so."""
+    alert_slack: str = field(default="", repr=False)  # whoever knows it can post there
+    """Incoming webhook of Slack, to which workers post what is the matter."""
+    alert_webhook: str = field(default="", repr=False)
+    """URL to which they post the same as JSON."""
+    alert_email: tuple[str, ...] = ()
+    """Addresses to which they mail it."""
+    alert_smtp: str = field(default="", repr=False)
+    """The server that takes mail, as smtp://user:password@host:587 or smtps://…"""
+    alert_from: str = ""
+    """The sender's address; without it redrive@ and the machine's name."""
+    alert_desk: str = ""
+    """Address of the desk, for links: https://admin.example.com/redrive."""
+    alert_rules: tuple[str, ...] = ()
+    """Other limits than the default, as in oldest_due=10m,dead_rate=5%,-worker."""
+    alert_digest: str = "08:00"
+    """When the day's digest is sent, as 08:00 Europe/Berlin; in UTC without a zone, and off for none."""
     exit_on_db_loss: float = 0.0
     """End the worker when the database has been away this long; 0 waits for ever."""
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from redrive import children
+from redrive.alerter import Alerter
 from redrive.connections import Control, is_outage
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
@@ -184,6 +185,7 @@ class Worker:
         self.producer.on_survey, self.producer.admit = self.guard.learn, self.guard.admit
         self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
+        self.alerter = Alerter(self.database, self._write, settings)
         self.recorder = Recorder(self.database, self._write, self.writer.tally, version=settings.app_version)
         self.scrape = Scrape(
             self.database,
@@ -235,7 +237,7 @@ class Worker:
 
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
-        first = (self.producer, self.pruner, self.requeuer, self.recorder)
+        first = (self.producer, self.pruner, self.requeuer, self.alerter, self.recorder)
         await asyncio.gather(*(turning[part].end() for part in first))
         self.writer.hand_back(self.slots.take_unstarted())
         self.slots.tell_all()
@@ -357,7 +359,7 @@ class Worker:
 
     def _in_loop(self) -> Iterable[Service]:
         workers_own = (self.producer, self.writer, self.guard, self.listener)
-        return (*workers_own, self.pruner, self.requeuer, self.recorder, self.scrape)
+        return (*workers_own, self.pruner, self.requeuer, self.alerter, self.recorder, self.scrape)
 
     def _give_up_on_database(self) -> None:
         if self._away_too_long():

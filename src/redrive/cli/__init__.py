@@ -37,6 +37,7 @@ COMMANDS = {
     "health": "redrive.cli.health",
     "top": "redrive.cli.top",
     "doctor": "redrive.cli.doctor",
+    "alerts": "redrive.cli.alerts",
     "ui": "redrive.cli.ui",
     "explain": "redrive.cli.explain",
     "bench": "redrive.cli.bench",

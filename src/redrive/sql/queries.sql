@@ -2266,6 +2266,79 @@ RETURNING id
 DELETE FROM {requeues} WHERE ended_at < {clock}() - make_interval(secs => %(keep)s::float8)
 
 
+------------------------------------------------------------------------------------------------ what people are told
+
+-- name: begin_alert_look
+-- Who moves this row on looks: of all workers one, and the others find that it has been done.
+UPDATE {alert_state} SET looked_at = {clock}()
+WHERE one AND coalesce(looked_at <= {clock}() - make_interval(secs => %(every)s::float8), true)
+RETURNING {clock}() AS now, last_failure, digest_at
+
+-- name: alert_deaths
+-- Deaths by kind since the row of failures that was read last.
+WITH recent AS MATERIALIZED (
+    SELECT id, kind, outcome FROM {failures} WHERE id > %(after)s::bigint ORDER BY id LIMIT 100000
+)
+SELECT kind, count(*) FILTER (WHERE outcome = 'dead') AS deaths, max(id) AS last FROM recent GROUP BY kind
+
+-- name: read_alerts
+SELECT rule, subject, text, value, told_value, began_at, told_at, missed FROM {alerts} ORDER BY began_at, rule, subject
+
+-- name: write_alerts
+-- What is remembered of a look, and the messages that it gave rise to: all of it or nothing.
+WITH kept AS (
+    INSERT INTO {alerts} AS a (rule, subject, text, value, told_value, began_at, told_at, missed)
+    SELECT * FROM unnest(%(rule)s::text[], %(subject)s::text[], %(text)s::text[], %(value)s::float8[], %(told_value)s::float8[],
+                         %(began_at)s::timestamptz[], %(told_at)s::timestamptz[], %(missed)s::int[])
+    ON CONFLICT (rule, subject) DO UPDATE
+    SET text = excluded.text, value = excluded.value, told_value = excluded.told_value, told_at = excluded.told_at,
+        missed = excluded.missed
+), gone AS (
+    DELETE FROM {alerts} a
+    USING unnest(%(over_rules)s::text[], %(over_subjects)s::text[]) AS o(rule, subject)
+    WHERE a.rule = o.rule AND a.subject = o.subject
+), sent AS (
+    INSERT INTO {alert_messages} (channel, sort, message, created_at, due_at)
+    SELECT channel, sort, message::jsonb, {clock}(), {clock}()
+    FROM unnest(%(channels)s::text[], %(sorts)s::text[], %(messages)s::text[]) AS m(channel, sort, message)
+), old AS (
+    DELETE FROM {alert_messages} WHERE created_at < {clock}() - interval '30 days'
+)
+UPDATE {alert_state}
+SET last_failure = coalesce(%(last)s::bigint, (SELECT coalesce(max(id), 0) FROM {failures})),
+    digest_at = coalesce(%(digest_at)s::timestamptz, digest_at, {clock}())
+WHERE one
+
+-- name: claim_alert_message
+-- Take one message for a while: sent or not, its next try is put off, so that a worker that dies with it loses nothing.
+-- After a day it is given up.
+UPDATE {alert_messages}
+SET tries = tries + 1, due_at = {clock}() + make_interval(secs => least(3600, 30 * 2 ^ least(tries, 10))::float8)
+WHERE id = (
+    SELECT id FROM {alert_messages}
+    WHERE sent_at IS NULL AND due_at <= {clock}() AND channel = ANY(%(channels)s::text[])
+      AND created_at > {clock}() - interval '1 day'
+    ORDER BY due_at, id
+    LIMIT 1
+    FOR UPDATE SKIP LOCKED
+)
+RETURNING id, channel, message, tries
+
+-- name: settle_alert_message
+UPDATE {alert_messages}
+SET sent_at = CASE WHEN %(error)s::text IS NULL THEN {clock}() END, error = %(error)s
+WHERE id = %(id)s
+
+-- name: alert_channels
+SELECT channel, max(sent_at) AS sent_at, count(*) FILTER (WHERE sent_at IS NULL AND created_at > {clock}() - interval '1 day') AS waiting,
+       (array_agg(error ORDER BY created_at DESC) FILTER (WHERE sent_at IS NULL AND error IS NOT NULL
+                                                            AND created_at > {clock}() - interval '1 day'))[1] AS error
+FROM {alert_messages} GROUP BY channel ORDER BY channel
+
+-- name: alert_state
+SELECT {clock}() AS now, looked_at, last_failure, digest_at FROM {alert_state}
+
+
 ------------------------------------------------------------------------------------------------ what the doctor asks
 -- All of it only looks, and reads the catalogs and a bounded number of rows.
 
