@@ -125,7 +125,7 @@ def requeue(
     return _batch(schema, which.params(), after=after, last=last, limit=limit, **how)
 
 
-def advance(schema: str, which: Ended, *, row: Any, limit: int = BATCH) -> Statement[Any]:
+def advance(schema: str, which: Ended, *, row: Any, limit: int) -> Statement[Any]:
     """Send back as many as the *row* of requeues has open now."""
     how = {"requeue": row.id, "seen": row.status, "audit": None, "filter": None, "who": None, "why": None}
     return _batch(schema, which.params(), after=row.after_id, last=LAST, limit=limit, **how)

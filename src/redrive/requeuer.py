@@ -29,6 +29,8 @@ LOOK_EVERY = 15.0
 NOT_ALLOWED_EVERY = 300.0
 SOON = 0.5
 REST = 0.05
+STEP = 250
+"""Jobs that one statement sends: it has its connection in common with the outcomes, which wait for it."""
 LONGEST = 500
 """Characters of an error that are told of a canary."""
 
@@ -70,9 +72,7 @@ class Requeuer(Service):
     async def _send(self, row: Any, which: Ended) -> float:
         """Send back as many as may go now; gives the seconds until more may."""
         canary = row.status == "waiting" and row.canary
-        rows = await self._control.run(
-            ended.advance(self._control.schema, which, row=row, limit=1 if canary else ended.BATCH)
-        )
+        rows = await self._control.run(ended.advance(self._control.schema, which, row=row, limit=1 if canary else STEP))
         if not rows:  # another worker has it, or somebody stopped it
             return SOON
         [step] = rows
@@ -84,7 +84,7 @@ class Requeuer(Service):
         if canary or row.rate is None or (step.quota and not step.ids):
             return SOON if step.ids and canary else REST
         rate = float(row.rate)
-        return 1 / rate if rate < 1 / SOON else max(REST, min(SOON, ended.BATCH / rate / 2))
+        return min(LOOK_EVERY, 1 / rate) if rate < 1 / SOON else max(REST, min(SOON, STEP / rate / 2))
 
     async def _come_to_end(self, row: Any, step: Any) -> float:
         """Begin again where some were passed over, since somebody may have had them locked; then it is done."""
