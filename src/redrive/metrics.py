@@ -6,6 +6,7 @@ while: ten scrapers cost what one does. A figure that can't be had is left out; 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 KEPT_FOR = 15.0
 """Seconds for which the answer of the database is used again."""
+RESTS = 50
+"""How many times as long as it took it is used, at the least."""
 _EVERY = 8
 """Of the places of a histogram each eighth bound is told: a factor of 4."""
 
@@ -144,28 +147,29 @@ class Kept:
     def __init__(self, kept_for: float = KEPT_FOR) -> None:
         self._kept_for = kept_for
         self._lock = threading.Lock()
-        self._at = float("-inf")
+        self._until = float("-inf")
         self._value: Figures | None = None
 
     @property
     def fresh(self) -> bool:
         """Whether the answer can be used again."""
-        return time.monotonic() - self._at < self._kept_for
+        return time.monotonic() < self._until
 
     def get(self, ask: Callable[[], Figures]) -> Figures | None:
         """Give the answer; None where *ask* failed, which is kept as well: a database in trouble is not pestered."""
         with self._lock:
             if not self.fresh:
+                began = time.monotonic()
                 try:
-                    self._value = ask()
+                    value = ask()
                 except Exception:  # noqa: BLE001 - whatever it was, the scrape says that there was no answer
-                    self._value = None
-                self._at = time.monotonic()
+                    value = None
+                self.put(value, time.monotonic() - began)
             return self._value
 
-    def put(self, value: Figures | None) -> None:
-        """Take an answer that was asked for elsewhere."""
-        self._value, self._at = value, time.monotonic()
+    def put(self, value: Figures | None, took: float) -> None:
+        """Take an answer that took so many seconds: the dearer it was the longer it is kept."""
+        self._value, self._until = value, time.monotonic() + max(self._kept_for, RESTS * took)
 
 
 class Fleet:
@@ -183,10 +187,10 @@ class Fleet:
     async def page_async(self, accept: str = "") -> tuple[bytes, str]:
         """Give the text and its content type, from async code."""
         if not self._kept.fresh:
-            try:
-                self._kept.put(await look_async(self._queue))
-            except Exception:  # noqa: BLE001 - as in Kept.get
-                self._kept.put(None)
+            began, value = time.monotonic(), None
+            with contextlib.suppress(Exception):  # as in Kept.get
+                value = await look_async(self._queue)
+            self._kept.put(value, time.monotonic() - began)
         return self._page.render(accept)
 
 

@@ -1320,18 +1320,33 @@ WITH RECURSIVE lanes AS (
     SELECT kind, min(run_at) FILTER (WHERE run_at <= {clock}()) AS first FROM lanes GROUP BY kind
 ), dead_kinds AS (
     (SELECT kind FROM {jobs}
-     WHERE status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)')
-     ORDER BY kind LIMIT 1)
+     WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+     ORDER BY kind, fingerprint LIMIT 1)
     UNION ALL
-    SELECT (SELECT j.kind FROM {jobs} j
-            WHERE (j.status = 'dead' OR j.status = 'failed' AND (j.last_error IS NULL OR j.last_error !~ '^(cancelled|discarded)'))
-              AND j.kind > d.kind
-            ORDER BY j.kind LIMIT 1)
+    SELECT (SELECT kind FROM {jobs}
+            WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+              AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+              AND kind > d.kind
+            ORDER BY kind, fingerprint LIMIT 1)
     FROM dead_kinds d WHERE d.kind IS NOT NULL
+), strange_kinds AS (
+    (SELECT kind FROM {jobs}
+     WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
+       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+     ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error) LIMIT 1)
+    UNION ALL
+    SELECT (SELECT kind FROM {jobs}
+            WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
+              AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+              AND kind > d.kind
+            ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error) LIMIT 1)
+    FROM strange_kinds d WHERE d.kind IS NOT NULL
 ), running AS (
     SELECT kind, count(*) AS jobs FROM (SELECT kind FROM {jobs} WHERE status = 'running' LIMIT %(most)s) r GROUP BY kind
 ), kinds AS (
-    SELECT kind FROM waiting UNION SELECT kind FROM dead_kinds WHERE kind IS NOT NULL UNION SELECT kind FROM running
+    SELECT kind FROM waiting UNION SELECT kind FROM dead_kinds WHERE kind IS NOT NULL
+    UNION SELECT kind FROM strange_kinds WHERE kind IS NOT NULL UNION SELECT kind FROM running
     ORDER BY kind LIMIT %(kinds)s
 )
 SELECT k.kind, p.pending, p.due, t.retrying, coalesce(r.jobs, 0) AS running, d.dead,
@@ -1353,13 +1368,17 @@ CROSS JOIN LATERAL (
     ) x
 ) t
 CROSS JOIN LATERAL (
-    SELECT count(*) AS dead
+    SELECT least(ours + strange, %(most)s) AS dead
     FROM (
-        SELECT FROM {jobs}
-        WHERE (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-          AND kind = k.kind
-        LIMIT %(most)s
-    ) x
+        SELECT (SELECT count(*) FROM (
+                    SELECT FROM {jobs} WHERE fingerprint IS NOT NULL AND locked_by IS NULL
+                       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+                       AND kind = k.kind LIMIT %(most)s) o) AS ours,
+               (SELECT count(*) FROM (
+                    SELECT FROM {jobs} WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
+                       AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
+                       AND kind = k.kind LIMIT %(most)s) o) AS strange
+    ) both_sorts
 ) d
 ORDER BY k.kind
 
