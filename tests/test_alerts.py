@@ -43,7 +43,7 @@ def seen(*depths: Depth, known: tuple[str, ...] = (), alive: int = 1, **more: An
     figures = Figures(
         depths=list(depths), alive=alive, silent=0, slots=1, in_flight=0, complaining=0, late=0, known=frozenset(known)
     )
-    return Seen(figures=figures, **more)
+    return Seen(figures=figures, now=NOW, **more)
 
 
 def found(what: Seen, before: Any = None, **holding: Any) -> list[tuple[str, str]]:
@@ -95,6 +95,22 @@ def test_schedules_workers_and_the_horizon_are_found_and_secrets_are_not_told():
     ]
     assert "hunter2" not in str(judge(what, dict(RULES), {}))
     assert found(what, horizon=rules(["horizon=20m"])["horizon"]) == []
+
+
+def test_an_open_breaker_is_told_instead_of_the_wait_that_it_causes():
+    def breaker(state: str, minutes: float) -> SimpleNamespace:
+        opened = NOW - timedelta(minutes=minutes)
+        return SimpleNamespace(
+            kind="mail", target="", name="mail", state=state, opened_at=opened, reason="token=hunter2"
+        )
+
+    late = depth("mail", due=1, oldest_due=900.0)
+    assert found(seen(late, known=("mail",), breakers=[breaker("open", 2)])) == [("breaker", "mail")]
+    assert found(seen(late, known=("mail",), breakers=[breaker("open", 0.5)])) == []
+    assert found(seen(late, known=("mail",), breakers=[breaker("closing", 9)])) == [("oldest_due", "mail")]
+    alone = rules(["-breaker"])
+    assert found(seen(late, known=("mail",), breakers=[breaker("open", 2)]), **alone) == [("oldest_due", "mail")]
+    assert "hunter2" not in str(judge(seen(breakers=[breaker("open", 2)]), dict(RULES), {}))
 
 
 def test_it_is_told_once_and_again_when_it_is_twice_as_bad_or_goes_on_for_an_hour():

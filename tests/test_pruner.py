@@ -282,3 +282,29 @@ class TestArchive:
         parts = rows(conn, "select relname from pg_class where relname ~ '^jobs_archive_[0-9]+$'")
         assert len(parts) == 3
         assert server_log.errors() == []
+
+
+def test_breakers_that_closed_long_ago_go_and_no_others(db, conn):
+    conn.execute(
+        "insert into redrive.breakers (kind, target, state, updated_at) "
+        "select kind, '', state, now() - ago from (values ('old', 'closed', interval '100 days'), ('young', 'closed', '80 days'), ('open', 'open', '100 days')) "
+        "v(kind, state, ago)"
+    )
+    prune(db)
+    assert conn.execute("select kind from redrive.breakers order by 1").fetchall() == [("open",), ("young",)]
+
+
+def test_what_workers_counted_goes_and_the_last_deploy_stays(db, conn):
+    conn.execute(
+        "insert into redrive.stats (minute, kind, worker) select now() - days * interval '1 day', 'k', 'w' "
+        "from unnest(array[1, 29, 31, 400]) days"
+    )
+    conn.execute("insert into redrive.deploys (version, at) values ('a', '2020-01-01'), ('b', '2021-01-01')")
+    prune(db, retain_stats=30 * DAY)
+    assert conn.execute("select count(*), min(minute) > now() - interval '30 days' from redrive.stats").fetchone() == (
+        2,
+        True,
+    )
+    assert conn.execute("select version from redrive.deploys").fetchall() == [("b",)]
+    prune(db, retain_stats=0.0)
+    assert conn.execute("select count(*) from redrive.stats").fetchone() == (2,)

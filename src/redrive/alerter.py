@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from redrive import alerts, figures, store
+from redrive.breakers import Breakers
 from redrive.kinds import Kinds
 from redrive.messengers import NotSent, messengers
 from redrive.service import FOR_EVER, Database, Service
@@ -123,6 +124,8 @@ async def read(ask: Ask, settings: Settings, after: int | None) -> tuple[Seen, i
         late=await ask(named("late_schedules", schema, patience=_patience(alerts.rules(settings.alert_rules)))),
         workers=await ask(store.workers(schema)),
         holders=await ask(named("desk_horizon", schema)),
+        breakers=await Breakers(desk).list_async(),
+        now=(await ask(named("alert_state", schema)))[0].now,
         paused=frozenset(row.kind for row in held if row.paused),
     )
     last = max((row.last for row in deaths), default=after)

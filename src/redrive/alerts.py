@@ -65,6 +65,7 @@ RULES = {
         Rule(name="oldest_due", about="how long the oldest due job of a kind waits", limit=300.0, unit="s"),
         Rule(name="unknown", about="a kind is due and no living worker knows it, for", limit=60.0, unit="s"),
         Rule(name="schedule", about="a schedule is late by, or can't be planned", limit=90.0, unit="s"),
+        Rule(name="breaker", about="a service is taken to be down, and its jobs wait, for", limit=60.0, unit="s"),
         Rule(name="worker", about="a worker fell silent without a goodbye", limit=None, silent_end=True),
         Rule(name="horizon", about="something keeps Postgres from removing dead rows, for", limit=600.0, unit="s"),
     )
@@ -127,12 +128,14 @@ class Seen:
     """What a look saw, for the rules to judge."""
 
     figures: Figures
+    now: datetime
     deaths: dict[str, int] = field(default_factory=dict)
     """Deaths by kind since the look before."""
     rates: Sequence[Sum] = ()
     late: Sequence[Any] = ()
     workers: Sequence[Any] = ()
     holders: Sequence[Any] = ()
+    breakers: Sequence[Any] = ()
     paused: frozenset[str] = frozenset()
 
 
@@ -171,9 +174,12 @@ def _rates(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
 
 def _waits(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
     unknown = set(seen.figures.unknown) if seen.figures.alive else set()
+    # An open breaker is what there is to know of its kind; a rule that is off hides nothing.
+    whole = (row for row in seen.breakers if row.state == "open" and not row.target)
+    held = {row.kind for row in whole} if "breaker" in holding else set()
     for depth in seen.figures.depths:
         age, kind = depth.oldest_due or 0.0, depth.kind
-        if not age or seen.paused & {kind, "*"}:
+        if not age or seen.paused & {kind, "*"} or kind in held:
             continue
         if kind in unknown:
             name, text = "unknown", f"kind {kind} is due for {span(age)} and no living worker knows it"
@@ -188,6 +194,13 @@ def _others(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
     for row in seen.late:
         why = f"can't be planned: {mask_text(row.problem)}" if row.problem else f"is late by {span(row.late)}"
         yield Found(rule="schedule", subject=row.name, text=f"schedule {row.name} {why}", value=1.0, link="/schedules")
+    for row in seen.breakers:
+        age, rule = (seen.now - row.opened_at).total_seconds(), holding.get("breaker")
+        if row.state == "open" and rule is not None and age > (rule.limit or 0.0):
+            what = f"{row.kind}, {row.target}" if row.target else row.kind
+            why = f": {mask_text(row.reason)}" if row.reason else ""
+            text = f"jobs of {what} are held for {span(age)}, since what they call is down{why}"
+            yield Found(rule="breaker", subject=row.name, text=text, value=1.0, link=_search("status:due", row.kind))
     for row in seen.workers:
         if not row.alive and row.silent_for < GONE_FOR:
             text = f"worker {row.name} fell silent {span(row.silent_for)} ago, without a goodbye"

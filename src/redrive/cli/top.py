@@ -70,7 +70,7 @@ class Line:
     wait_p95: float | None
     run_p95: float | None
     held: str
-    """That it is paused or limited; empty else."""
+    """That it is paused, limited, or held by a breaker; empty else."""
     known: bool
     """Whether a living worker has a handler for it."""
 
@@ -123,6 +123,7 @@ def top(database_url: str | None, schema: str | None, *, interval: str, once: bo
 def look(now: Session) -> View:
     """Ask for all that is shown."""
     from redrive import figures, store
+    from redrive.cli.breakers import in_words
     from redrive.cli.curtain import text
 
     found = figures.look(now.queue, now.conn)
@@ -135,6 +136,8 @@ def look(now: Session) -> View:
         for row in now.ask(store.workers(now.schema))
         if row.problem or not row.alive
     ]
+    breakers = now.queue.breakers.list(connection=now.conn)
+    complaints += [f"breaker: {in_words(row, now.now)}" for row in breakers]
     lines = []
     for kind in sorted({*depths, *counted, *inflow}):
         depth, sums, into = depths.get(kind), counted.get(kind), inflow.get(kind, 0.0)
@@ -156,12 +159,20 @@ def look(now: Session) -> View:
                 error_rate=sums.error_rate if sums else None,
                 wait_p95=sums.wait_p95 if sums else None,
                 run_p95=sums.run_p95 if sums else None,
-                held="" if row is None else "paused" if row.paused else "limited" if row.limited else "",
+                held=_held(row, breakers, kind),
                 known=kind in found.known,
             )
         )
     lines.sort(key=lambda line: (-(line.oldest_due or 0.0), -line.dead, -line.out_rate, line.kind))
     return View(figures=found, lines=lines, complaints=complaints)
+
+
+def _held(row: Any, breakers: list[Any], kind: str) -> str:
+    if row is not None and row.paused:
+        return "paused"
+    if any(each.kind == kind and each.state == "open" for each in breakers):
+        return "breaker open"
+    return "limited" if row is not None and row.limited else ""
 
 
 def _document(view: View) -> dict[str, Any]:
