@@ -287,8 +287,8 @@ class TestArchive:
 def test_breakers_that_closed_long_ago_go_and_no_others(db, conn):
     conn.execute(
         "insert into redrive.breakers (kind, target, state, updated_at) "
-        "select kind, '', state, now() - ago from (values ('old', 'closed', interval '100 days'), ('young', 'closed', '80 days'), ('open', 'open', '100 days')) "
-        "v(kind, state, ago)"
+        "select kind, '', state, now() - days * interval '1 day' "
+        "from (values ('old', 'closed', 100), ('young', 'closed', 80), ('open', 'open', 100)) v(kind, state, days)"
     )
     prune(db)
     assert conn.execute("select kind from redrive.breakers order by 1").fetchall() == [("open",), ("young",)]
