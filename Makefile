@@ -91,6 +91,9 @@ bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.
 desk-proof: $(VENV)/.dev ## What every page of the desk costs at 5,000,000 rows, and ten open tabs: some minutes, 4 GB
 	$(BIN)/python -m benchmarks.desk $(ARGS)
 
+desk-pictures: $(VENV)/.dev ## Take the pictures of the desk for the documentation, in Chromium
+	$(BIN)/python -m benchmarks.pictures
+
 bench-peers: $(VENV)/.dev ## Measure redrive beside other job queues (make bench-peers ARGS="--quick --peers redrive,pgqueuer")
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 

@@ -139,7 +139,13 @@ def test_nothing_survives_its_kill(room: Room) -> None:
 def test_told_to_stop_it_takes_everything_along(room: Room) -> None:
     process = room.play("--once", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout
-    read_until(process.stdout, "order 1004")
+    before = read_until(process.stdout, "order 1004")
+    [address] = re.findall(r"In your browser: (http://127\.0\.0\.1:\d+)/", before)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
+    connection.request("GET", "/jobs")
+    desk = connection.getresponse()
+    assert (desk.status, b"send_email" in desk.read()) == (200, True)
+    connection.close()
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM, said

@@ -523,6 +523,16 @@ def test_a_kind_is_paused_limited_and_resumed(queue, page):
         assert why in text(answer)
 
 
+def test_what_a_breaker_holds_is_seen_and_let_go(queue, page):
+    queue.breakers.open("mail", "acme", reason="the provider is down")
+    assert "mail acme is held by hand, 0 jobs due wait: the provider is down" in text(page.get("/"))
+    assert "the provider is down" in text(page.get("/kinds"))
+    post(page, "/kinds/let-go", kind="mail", target="acme")
+    assert [row.state for row in queue.breakers.list()] in ([], ["closing"])
+    answer = post(page, "/kinds/let-go", kind="mail", target="nothing such")
+    assert "Nothing of mail was held." in text(page.get(answer.headers["location"]))
+
+
 def test_a_schedule_is_run_paused_and_resumed(queue, page):
     queue.schedules.add("nightly", "report", "0 3 * * *", timezone="Europe/Berlin")
     assert "nightly" in text(page.get("/schedules"))

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import class_row, namedtuple_row
 
 from redrive import stats, store
+from redrive.breakers import State
 from redrive.kinds import Kind
 from redrive.masking import mask_text
 from redrive.reaper import OWN_NAME
@@ -128,12 +129,25 @@ def late(reading: Reading, workers: Sequence[Any]) -> Part:
             level: Level = "note" if why == "is paused" else "bad"
             said = f"; the kind {why}" if why else ""
             part.found(level, f"the oldest job of kind {row.kind} is due for {span(age)}{said}", _kind(row.kind))
+    how = {"kind": None, "closed": False, "most": MOST}
+    breakers: Statement[State] = lenient("list_breakers", reading.settings.schema, class_row(State), **how)
+    for row in part.read(reading.ask, "breakers", breakers):
+        part.found(*_breaker(row))
     for row in kinds:
         if row.paused:
             by = f" by {row.paused_by}" if row.paused_by else ""
             what = "all kinds are" if row.kind == "*" else f"kind {row.kind} is"
             part.found("note", f"{what} paused{by}" + (f": {row.paused_reason}" if row.paused_reason else ""))
     return part
+
+
+def _breaker(row: State) -> tuple[Level, str, str]:
+    waiting = f"{jobs(row.waiting)} due wait{'s' * (row.waiting == 1)}"
+    why = f": {mask_text(row.reason)}" if row.reason else ""
+    if row.state == "closing":
+        return "note", f"what {row.name} calls answers again, and {waiting} to be let out at a rising rate", _kind(row.kind)
+    held = "is held by hand" if row.by_hand else "waits for a service that is down"
+    return "note" if row.by_hand else "bad", f"{row.name} {held}, {waiting}{why}", _kind(row.kind)
 
 
 def flow(counted: stats.Stats) -> Part:
@@ -150,11 +164,12 @@ def failing(reading: Reading, depths: Sequence[stats.Depth]) -> Part:
     rows = part.read(reading.ask, "failures", reading.statement("desk_failures", most=FAILURES))
     died = sum(row.dead for row in rows)
     dead = sum(depth.dead for depth in depths)
-    if died:
-        more = " or more" if rows[0].capped else ""
-        part.found("bad", f"{jobs(died)}{more} died within a day")
+    more = " or more" if any(depth.capped(depth.dead) for depth in depths) else ""
+    if dead and died:
+        deaths = f"{number(died)} deaths" if died != 1 else "one death"
+        more_deaths = " or more" if rows[0].capped else ""
+        part.found("bad", f"{jobs(dead, 'dead')}{more}; {deaths}{more_deaths} within a day")
     elif dead:
-        more = " or more" if any(depth.capped(depth.dead) for depth in depths) else ""
         part.found("note", f"{jobs(dead, 'dead')}{more}, none of them new")
     for row in part.read(reading.ask, "unexplained", reading.statement("unexplained_failures", within=DAY)):
         text = f"{jobs(row.jobs)} of kind {row.kind} failed within a day and gave no reason: another worker wrote so"

@@ -16,7 +16,7 @@ import click
 import psycopg
 from rich.console import Console
 
-from redrive.demo import account, screen
+from redrive.demo import account, desk, screen
 from redrive.demo.board import Board
 from redrive.demo.crew import Crew, WorkerFailed, environment
 from redrive.demo.film import Film
@@ -29,7 +29,7 @@ from redrive.errors import NoDatabase
 from redrive.migrate import migrate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from redrive.queue import Queue
 
@@ -48,6 +48,8 @@ class Stage:
     """Everything that the story needs, running."""
 
     lease = 1.5
+    address: Sequence[str] = ()
+    """Where the desk is, as a hint."""
 
     def __init__(self, display: Display, film: Film | None, parts: ExitStack) -> None:
         self.journal = Journal()
@@ -87,6 +89,11 @@ class Stage:
             journal=self.journal,
         )
         parts.callback(self.crew.stop)
+        # No port that is another each time in a picture that is kept.
+        if film is None and (served := desk.serve(self.queue)) is not None:
+            address, stop = served
+            parts.callback(stop)
+            self.view.hints = self.address = [f"In your browser: {address}"]
 
     def scene(self, title: str, text: str) -> None:
         """Say what is on."""
@@ -176,6 +183,7 @@ def _stay(stage: Stage) -> None:
     programs = shlex.quote(str(Path(sys.executable).parent))  # make demo installs redrive where no shell looks
     source.write_text(f'export DATABASE_URL={stage.server.url} PATH={programs}:"$PATH"\n')
     stage.view.hints = [
+        *stage.address,
         "Try it yourself, in another terminal:",
         f"  . {source}      # sets DATABASE_URL and PATH",
         "  redrive jobs; redrive show 6; redrive workers",

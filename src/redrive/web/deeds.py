@@ -51,6 +51,17 @@ def limit_kind(desk: Desk, request: Request, form: Form) -> Done:
     return Done("kinds", f"The limits of {kind} are set." if given else f"{kind} has no limits.", {"kind": kind})
 
 
+def close_breaker(desk: Desk, request: Request, form: Form) -> Done:
+    """Let go what waits for a service that was down."""
+    desk.demand_writable()
+    kind, target = form.text("kind"), form.text("target")
+    how = {"by": desk.by(request), "reason": form.text("reason")}
+    row = desk.queue.breakers.close(kind, target, **how, at_once=form.text("at_once") == "1")
+    if row is None:
+        return Done("kinds", f"Nothing of {kind} was held.", bad=True)
+    return Done("kinds", f"What waits of {row.name} is let out.")
+
+
 def pause_schedule(desk: Desk, request: Request, form: Form) -> Done:
     """Enqueue nothing for a schedule until it is resumed."""
     desk.demand_writable()

@@ -122,6 +122,7 @@ def kinds(desk: Desk, request: Request) -> Page:
             "nav": "kinds",
             "rows": sorted(rows, key=lambda row: row.kind),
             "all": everything,
+            "breakers": late.rows["breakers"],
             "known": known,
             "chosen": chosen,
             "spans": SPANS,

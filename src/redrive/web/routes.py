@@ -35,6 +35,7 @@ def routes(desk: Desk) -> list[Route]:
         "pause_kind": ("/kinds/pause", deeds.pause_kind),
         "resume_kind": ("/kinds/resume", deeds.resume_kind),
         "limit_kind": ("/kinds/limit", deeds.limit_kind),
+        "close_breaker": ("/kinds/let-go", deeds.close_breaker),
         "pause_schedule": ("/schedules/pause", deeds.pause_schedule),
         "resume_schedule": ("/schedules/resume", deeds.resume_schedule),
         "run_schedule": ("/schedules/run", deeds.run_schedule),
