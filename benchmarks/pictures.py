@@ -41,6 +41,13 @@ PICTURES: dict[str, tuple[str, str, int, int]] = {
 }
 """Of each: the page, the colours, and its width and height."""
 
+DEAD_AND_WORKED_ON = """
+    SELECT max(id) FROM redrive.jobs WHERE status = 'dead' AND kind = 'export_invoice'
+    HAVING max(id) > 0
+       AND (SELECT count(*) FROM redrive.workers WHERE heartbeat_at > now() - interval '10 s') >= 2
+       AND NOT EXISTS (SELECT FROM redrive.jobs WHERE status = 'pending' AND run_at < now())
+"""
+
 minute = 0
 """Which minute is played, counted back from now."""
 
@@ -140,10 +147,7 @@ def live(queue: Queue, url: str) -> int:
         found = None
         while found is None:
             time.sleep(1)
-            found = conn.execute(
-                "select max(id) from redrive.jobs where status = 'dead' and kind = 'export_invoice' "
-                "having max(id) > 0 and (select count(*) from redrive.workers where heartbeat_at > now() - interval '10 s') >= 2"
-            ).fetchone()
+            found = conn.execute(DEAD_AND_WORKED_ON).fetchone()
     time.sleep(12)  # until the workers have written what they counted
     return int(found[0])
 

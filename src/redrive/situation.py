@@ -145,7 +145,11 @@ def _breaker(row: State) -> tuple[Level, str, str]:
     waiting = f"{jobs(row.waiting)} due wait{'s' * (row.waiting == 1)}"
     why = f": {mask_text(row.reason)}" if row.reason else ""
     if row.state == "closing":
-        return "note", f"what {row.name} calls answers again, and {waiting} to be let out at a rising rate", _kind(row.kind)
+        return (
+            "note",
+            f"what {row.name} calls answers again, and {waiting} to be let out at a rising rate",
+            _kind(row.kind),
+        )
     held = "is held by hand" if row.by_hand else "waits for a service that is down"
     return "note" if row.by_hand else "bad", f"{row.name} {held}, {waiting}{why}", _kind(row.kind)
 
