@@ -277,3 +277,14 @@ class TestByHand:
             assert (await queue.breakers.close_async("mail", at_once=True)).state == "closed"
 
         asyncio.run(scenario())
+
+
+def test_what_is_closed_is_kept_for_a_while_and_what_is_open_for_ever(conn, queue):
+    for kind in ("closed", "open"):
+        queue.breakers.open(kind)
+    queue.breakers.close("closed", at_once=True)
+    run(conn, named("prune_breakers", "redrive", keep=7 * 86_400.0))
+    assert len(queue.breakers.list(closed=True)) == 2
+    conn.execute("update redrive.breakers set updated_at = now() - interval '8 days'")
+    run(conn, named("prune_breakers", "redrive", keep=7 * 86_400.0))
+    assert [row.kind for row in queue.breakers.list(closed=True)] == ["open"]

@@ -22,9 +22,9 @@ from psycopg.rows import dict_row
 import support
 from redrive import Enqueued, InvalidOption, InvalidPayload, Queue
 from redrive.bulk import CHUNK
+from redrive.ended import Ended
 from redrive.errors import NoDatabase
 from redrive.sql import channel, lock_key
-from redrive.store import Ended
 
 NOON = datetime(2030, 6, 1, 12, 0, tzinfo=UTC)
 

@@ -42,6 +42,8 @@ class Enqueued:
     created: bool
     """False where a live job already had the key: then *id* is that job's."""
     kind: str
+    replaced: bool = False
+    """That job waited, and has this payload now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Job:
     crashes: int
     alone: bool
     counted: bool
+    superseded: bool
     expires_at: datetime | None
     cancel_requested_at: datetime | None
     progress: Any

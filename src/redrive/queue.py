@@ -19,6 +19,8 @@ from redrive.groups import Groups
 from redrive.handlers import Handler, P, R
 from redrive.job import Enqueued, Job
 from redrive.kinds import Kinds
+from redrive.once import insert as insert_once
+from redrive.once import once
 from redrive.pool import Pool
 from redrive.registry import Registry
 from redrive.requeues import Requeues
@@ -292,18 +294,21 @@ class Queue(Registry):
 
     def _insert(self, kind: str, payload: Any, key: str | None, options: Mapping[str, Any]) -> Statement[Any]:
         payload = {} if payload is None else payload
-        return store.insert(self.schema, kind, payload, key, self._in_lane(kind, payload, options))
+        how, only = self._in_lane(kind, payload, options), once(key, options)
+        if only is None or key is None:
+            return store.insert(self.schema, kind, payload, key, how)
+        return insert_once(self.schema, kind, payload, how, key=key, once=only)
 
     def _settled(self, kind: str, insert: Callable[[], list[Any]]) -> Enqueued:
         for _ in range(_TRIES):
             if rows := insert():
-                return Enqueued(rows[0].id, rows[0].created, kind)
+                return Enqueued(rows[0].id, rows[0].created, kind, getattr(rows[0], "replaced", False))
         raise self._unsettled(kind)
 
     async def _asettled(self, kind: str, insert: Callable[[], Awaitable[list[Any]]]) -> Enqueued:
         for _ in range(_TRIES):
             if rows := await insert():
-                return Enqueued(rows[0].id, rows[0].created, kind)
+                return Enqueued(rows[0].id, rows[0].created, kind, getattr(rows[0], "replaced", False))
         raise self._unsettled(kind)
 
     @staticmethod

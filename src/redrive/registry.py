@@ -104,6 +104,8 @@ class Registry(Enqueuer):
         """
         name = kind.kind if isinstance(kind, Handler) else kind
         payload = {} if payload is None else payload
+        if said := [each for each in store.ABOUT_KEYS if each in options]:
+            raise InvalidOption(f"{said[0]} is for queue.enqueue: of what follows a job the key is all that counts")
         return store.follower(name, payload, key, self._in_lane(name, payload, options))
 
     def _options(self, kind: str, options: Mapping[str, Any]) -> store.Options:
@@ -113,11 +115,14 @@ class Registry(Enqueuer):
         for name in options:
             if name not in store.Wishes.__annotations__:
                 raise unknown(name, [*store.Wishes.__annotations__, "connection", "key"])
+            if name in store.ABOUT_KEYS:
+                raise InvalidOption(f"{name} is for one job: enqueue each by itself")
         return store.options(**noted(kind, options))
 
     def _in_lane(self, kind: str, payload: Any, options: Mapping[str, Any]) -> store.Options:
         """As :meth:`_options`, of one job: in the lane of what it calls, where its handler tells and none is given."""
-        how, handler = self._options(kind, options), self._handler_of(kind)
+        plain = {name: value for name, value in options.items() if name not in store.ABOUT_KEYS}
+        how, handler = self._options(kind, plain), self._handler_of(kind)
         if handler is None or handler.target is None or "lane" in options:
             return how
         return replace(how, lane=handler.target_of(dump(payload)))

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from psycopg.rows import class_row, namedtuple_row, scalar_row
 from psycopg.types.numeric import Int8BinaryLoader
@@ -54,6 +54,16 @@ class Wishes(TypedDict, total=False):
     expires_in: float | timedelta | None
     metadata: dict[str, Any] | None
     """What is to be known beside the payload, such as a trace context."""
+    unique: Literal["until finished", "while pending"]
+    """Which jobs of the same key count: those that are pending or running, or only those that are pending."""
+    unique_for: float | timedelta
+    """Seconds for which a job of the same key that has succeeded counts as well."""
+    on_conflict: Literal["keep", "replace", "debounce"]
+    """What becomes of a pending job of the same key: it stays, or gets this payload, and with debounce its time too."""
+
+
+ABOUT_KEYS = ("unique", "unique_for", "on_conflict")
+"""Of these, what says more of a key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +118,7 @@ def options(
 
 def insert(schema: str, kind: str, payload: Any, key: str | None, how: Options) -> Statement[Any]:
     """Enqueue one job. No row in the answer: say it again, see ``insert_keyed_job``."""
-    job = {"kind": name(kind, "kind"), "payload": _encoded(payload), **vars(how)}
+    job = {"kind": name(kind, "kind"), "payload": encoded_payload(payload), **vars(how)}
     if key is None:
         return named("insert_job", schema, **job)
     return named("insert_keyed_job", schema, key=name(key, "key"), **job)
@@ -116,7 +126,7 @@ def insert(schema: str, kind: str, payload: Any, key: str | None, how: Options) 
 
 def follower(kind: str, payload: Any, key: str | None, how: Options) -> str:
     """Give a job that is to follow another as JSON text, as ``finish_jobs`` and ``insert_followers`` take it."""
-    job = {"kind": name(kind, "kind"), "payload": _encoded(payload), **vars(how)}
+    job = {"kind": name(kind, "kind"), "payload": encoded_payload(payload), **vars(how)}
     job["key"] = None if key is None else name(key, "key")
     for time in ("run_at", "expires_at"):
         job[time] = None if job[time] is None else job[time].isoformat()
@@ -153,7 +163,7 @@ def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None, start: in
     """Check and encode each payload, with its key; the error of a bad one names its place, counted from *start*."""
     for number, payload in enumerate(payloads, start):
         try:
-            yield _encoded(payload), None if key is None else name(key(payload), "key")
+            yield encoded_payload(payload), None if key is None else name(key(payload), "key")
         except (InvalidOption, InvalidPayload) as error:
             error.args = (f"payloads[{number}]: {error}",)
             raise
@@ -370,7 +380,8 @@ def _demand_storable(value: str, what: str) -> None:
         raise InvalidOption(f"{what} is {value!r:.80}: NUL and lone surrogates can't be stored")
 
 
-def _encoded(payload: Any) -> str:
+def encoded_payload(payload: Any) -> str:
+    """Give a payload as JSON text; none is an empty one."""
     return encode({} if payload is None else payload if payload.__class__ is dict else dump(payload))
 
 

@@ -21,6 +21,7 @@ from redrive.cli.times import When, after
         """redrive enqueue send_email '{"to": "user@example.com"}'""",
         "redrive enqueue export --delay 10m --priority 9 --max-attempts 3",
         "redrive enqueue welcome '{\"user\": 42}' --key welcome:42      # one live job a key",
+        "redrive enqueue index '{\"doc\": 7}' --key doc:7 --delay 30s --on-conflict debounce",
         "jq -c .invoice order.json | redrive enqueue invoice -",
     ),
 )
@@ -31,6 +32,17 @@ from redrive.cli.times import When, after
 @click.option("--priority", type=click.IntRange(0, 9), help="0 runs first, 9 last (default: 5).")
 @click.option("--max-attempts", type=int, metavar="N", help="Tries before it is dead (default: 5).")
 @click.option("--key", metavar="TEXT", help="At most one pending or running job has this key.")
+@click.option(
+    "--unique",
+    type=click.Choice(["until-finished", "while-pending"]),
+    help="With --key: which jobs count (default: until-finished).",
+)
+@click.option("--unique-for", metavar="SECONDS", help="With --key: one that succeeded counts so long as well: 1h, 1d.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["keep", "replace", "debounce"]),
+    help="With --key: a pending job stays (default), gets this payload, or its time as well.",
+)
 @click.option("--lane", metavar="TEXT", help="A lane within its kind, such as a tenant.")
 @click.option("--expires-in", metavar="SECONDS", help="Dead, unless it has run by then.")
 @click.option("--expires-at", type=When(), metavar="TIME", help="The same, as a date.")
@@ -58,15 +70,19 @@ def enqueue(
     data = read_payload(payload)
     handlers = load_queue(app).handlers if app else None
     options = {name: value for name, value in given.items() if value is not None}
+    if "unique" in options:
+        options["unique"] = options["unique"].replace("-", " ")
     with session(database_url, schema) as now:
         now.queue.handlers = handlers or now.queue.handlers
         times = {"run_at": after(run_at, now.now), "expires_at": after(expires_at, now.now)}
         options |= {name: value for name, value in times.items() if value is not None}
         answer = now.queue.enqueue(kind, data, connection=now.conn, key=key, **options)
     if as_json:
-        screen.document({"id": answer.id, "kind": kind, "created": answer.created})
+        screen.document({"id": answer.id, "kind": kind, "created": answer.created, "replaced": answer.replaced})
     elif answer.created:
         click.echo(f"job {answer.id} enqueued")
+    elif answer.replaced:
+        click.echo(f"job {answer.id} with the key {screen.clean(key or '')} has this payload now")
     else:
         click.echo(f"job {answer.id} has the key {screen.clean(key or '')} already: nothing enqueued")
 

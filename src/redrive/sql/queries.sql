@@ -33,6 +33,53 @@ SELECT id, true AS created FROM created
 UNION ALL
 SELECT id, false FROM existing
 
+-- name: insert_job_once
+-- As insert_keyed_job, where more is said of the key: that a job which runs doesn't count, since it began before
+-- (:while_pending; that one gives its key up), that one which succeeded counts for a while (:lately, seconds), and what
+-- is to become of one that waits (:replace). No row: something has changed under way, say it again.
+WITH lately AS (
+    SELECT id FROM {jobs}
+    WHERE key = %(key)s::text AND status = 'succeeded' AND created_at > {clock}() - make_interval(secs => %(lately)s::float8)
+    ORDER BY created_at DESC LIMIT 1
+), live AS (
+    SELECT id, status || '' = 'pending' AS waits FROM {jobs} WHERE key = %(key)s::text AND status IN ('pending', 'running')
+), freed AS (
+    UPDATE {jobs} SET key = NULL, superseded = true, updated_at = {clock}()
+    WHERE %(while_pending)s AND id = (SELECT id FROM live WHERE NOT waits) AND status || '' = 'running'
+      AND NOT EXISTS (SELECT FROM lately)
+    RETURNING id
+), changed AS (
+    UPDATE {jobs}
+    SET kind = %(kind)s::text, payload = %(payload)s::text::jsonb, priority = %(priority)s::smallint,
+        max_attempts = %(max_attempts)s::int, lane = %(lane)s::text, attempts = 0,
+        run_at = CASE WHEN %(retimed)s THEN coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8))
+                      ELSE run_at END,
+        expires_at = coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
+        metadata = %(metadata)s::text::jsonb, updated_at = {clock}()
+    WHERE %(replace)s AND id = (SELECT id FROM live WHERE waits) AND status || '' = 'pending' AND key = %(key)s::text
+      AND NOT EXISTS (SELECT FROM lately)
+    RETURNING id
+), created AS (
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
+    SELECT %(kind)s::text, %(payload)s::text::jsonb,
+           coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
+           %(priority)s::smallint, %(max_attempts)s::int, %(key)s::text, %(lane)s::text,
+           coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
+           %(metadata)s::text::jsonb
+    WHERE NOT EXISTS (SELECT FROM lately) AND NOT EXISTS (SELECT FROM live WHERE waits OR NOT %(while_pending)s)
+      AND (SELECT count(*) FROM freed) >= 0 -- first
+    ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
+    RETURNING id
+)
+SELECT id, true AS created, false AS replaced FROM created
+UNION ALL
+SELECT id, false, true FROM changed
+UNION ALL
+SELECT id, false, false FROM lately
+UNION ALL
+SELECT id, false, false FROM live
+WHERE NOT EXISTS (SELECT FROM lately) AND (waits AND NOT %(replace)s OR NOT waits AND NOT %(while_pending)s)
+
 -- name: insert_jobs
 -- One row a payload, in their order. A key that lives already, or came earlier in the same batch, makes no row.
 -- The lookup is a scalar subquery, one probe of jobs_key_idx a row whatever the statistics say: NOT EXISTS is planned as a
@@ -381,7 +428,8 @@ WITH given AS (
                WHEN g.outcome = 'succeeded' THEN 'succeeded'
                WHEN g.outcome = 'failed' THEN 'failed'
                WHEN g.outcome = 'died' THEN 'dead'
-               WHEN j.cancel_requested_at IS NOT NULL THEN 'failed'
+               WHEN j.cancel_requested_at IS NOT NULL OR j.superseded AND (g.outcome <> 'retried' OR j.attempts < j.max_attempts)
+                   THEN 'failed'
                WHEN g.outcome = 'retried' AND j.attempts >= j.max_attempts THEN 'dead'
                WHEN g.outcome = 'crashed' AND j.crashes >= %(max_crashes)s - 1 THEN 'dead'
                WHEN j.expires_at <= {clock}() + make_interval(secs => g.delay) THEN 'dead'
@@ -390,6 +438,8 @@ WITH given AS (
            CASE
                WHEN g.outcome IN ('succeeded', 'failed', 'died') THEN NULL
                WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled while it ran'
+               WHEN j.superseded AND (g.outcome <> 'retried' OR j.attempts < j.max_attempts)
+                   THEN 'cancelled: superseded by a job with the same key, enqueued while it ran'
                WHEN g.outcome = 'retried' AND j.attempts >= j.max_attempts THEN NULL
                WHEN g.outcome = 'crashed' AND j.crashes >= %(max_crashes)s - 1
                    THEN 'poison: it ended or tried to end its worker ' || j.crashes::bigint + 1 || ' times'
@@ -443,8 +493,9 @@ FROM held h JOIN finished f ON f.id = h.id
 -- name: hand_back_strays
 -- Jobs that are this worker's by the table and not by its memory: the answer of a claim was lost on its way.
 UPDATE {jobs}
-SET status = 'pending', attempts = greatest(attempts, 1) - 1, run_at = {clock}(), locked_at = NULL, locked_by = NULL,
-    updated_at = {clock}()
+SET status = CASE WHEN superseded THEN 'failed' ELSE 'pending' END, attempts = greatest(attempts, 1) - 1, run_at = {clock}(),
+    last_error = CASE WHEN superseded THEN 'cancelled: superseded by a job with the same key, enqueued while it ran' ELSE last_error END,
+    locked_at = NULL, locked_by = NULL, updated_at = {clock}()
 WHERE status = 'running' AND locked_by = %(worker)s AND NOT id = ANY(%(known)s::bigint[])
   AND locked_at <= {clock}() - make_interval(secs => %(age)s::float8)
 RETURNING id
@@ -657,7 +708,7 @@ WITH RECURSIVE holders AS (
           < {clock}() - make_interval(secs => %(foreign_age)s::float8)
 ), orphans AS MATERIALIZED (
     SELECT j.id, j.kind, j.attempts, j.key, j.expires_at, j.claims, j.crashes, j.alone, j.locked_by,
-           j.cancel_requested_at, j.locked_by ~ %(own_name)s AS ours
+           j.cancel_requested_at, j.superseded, j.locked_by ~ %(own_name)s AS ours
     FROM candidates c
     JOIN {jobs} j ON j.id = c.id
     WHERE j.status || '' = 'running' AND j.claims = c.claims AND j.locked_by IS NOT DISTINCT FROM c.locked_by
@@ -667,7 +718,7 @@ WITH RECURSIVE holders AS (
 ), judged AS (
     SELECT o.*, c.crashed,
            CASE
-               WHEN o.cancel_requested_at IS NOT NULL THEN 'failed'
+               WHEN o.cancel_requested_at IS NOT NULL OR o.superseded THEN 'failed'
                WHEN c.crashed AND o.crashes >= %(max_crashes)s - 1 THEN 'dead'
                WHEN o.expires_at <= {clock}() THEN 'dead'
                ELSE 'pending'
@@ -680,6 +731,7 @@ WITH RECURSIVE holders AS (
 ), worded AS (
     SELECT *,
            CASE
+               WHEN verdict = 'failed' AND superseded AND cancel_requested_at IS NULL THEN 'cancelled: superseded by a job with the same key, enqueued while it ran'
                WHEN verdict = 'failed' THEN 'cancelled; its worker ' || coalesce(locked_by, '(unnamed)') || ' was lost'
                WHEN verdict = 'dead' AND crashed AND crashes >= %(max_crashes)s - 1
                    THEN 'poison: its worker died ' || crashes::bigint + 1 || ' times while it ran alone, the last was ' || locked_by
@@ -2128,7 +2180,8 @@ WITH pace AS MATERIALIZED (
     UPDATE {jobs} AS j
     SET status = 'pending', attempts = 0, crashes = 0, alone = false, last_error = NULL, progress = NULL,
         run_at = {clock}() + make_interval(secs => coalesce((t.turn - 1) / (SELECT rate FROM pace), 0)),
-        key = NULL, expires_at = NULL, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, fingerprint = NULL,
+        key = NULL, superseded = false, expires_at = NULL, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL,
+        fingerprint = NULL,
         updated_at = {clock}()
     FROM turns t
     WHERE j.id = t.id AND j.id = ANY(ARRAY(SELECT id FROM chosen))

@@ -1,4 +1,4 @@
--- What follows a job: enqueued by its success, in the same commit.
+-- What follows a job, enqueued by its success in the same commit; and a job that takes the key of one that runs.
 
 -- Enqueue the jobs of a JSON array; one whose key lives already is left out. Gives how many there were. A function and no
 -- part of the statements that call it: a statement that may insert wakes a sleeping worker, also where it inserts nothing.
@@ -20,3 +20,12 @@ BEGIN
     GET DIAGNOSTICS made = ROW_COUNT;
     RETURN made;
 END $$;
+
+-- A newcomer that counts only what is pending takes the key over from a job that runs. That one ends as it may; but it
+-- does not wait again beside its successor, which will do the same.
+ALTER TABLE {jobs} ADD COLUMN superseded boolean NOT NULL DEFAULT false;
+COMMENT ON COLUMN {jobs}.superseded IS 'while it ran, a job with its key was enqueued: it ends with this try';
+ALTER TABLE {archive} ADD COLUMN superseded boolean NOT NULL DEFAULT false;
+
+-- For keys that hold for a time, whatever has become of the job.
+CREATE INDEX jobs_key_succeeded_idx ON {jobs} (key, created_at) WHERE key IS NOT NULL AND status = 'succeeded';
