@@ -165,7 +165,7 @@ def freshen(url: str) -> None:
 def measure(queue: Queue) -> dict[str, Any]:
     """Ask for each page with nothing kept from before."""
     pages = desk(queue, local=True)
-    browser = TestClient(pages, base_url="http://localhost")
+    browser = TestClient(pages, base_url="http://localhost", client=("127.0.0.1", 1))
     figures: dict[str, dict[str, int]] = {}
     missed = []
     for name, path in {**PAGES, **SEARCHES}.items():
@@ -213,7 +213,7 @@ def tabs(queue: Queue) -> dict[str, Any]:
     asked, requests = pages.reader.asked, [0]  # type: ignore[attr-defined] # as above
 
     def tab(number: int) -> None:
-        browser = TestClient(pages, base_url="http://localhost")
+        browser = TestClient(pages, base_url="http://localhost", client=("127.0.0.1", 1))
         time.sleep(number * 0.5)
         while time.monotonic() < until:
             browser.get("/")

@@ -28,8 +28,8 @@ def queue(db):
     queue.close()
 
 
-def client(pages, **more):
-    return TestClient(pages, base_url="http://localhost", follow_redirects=False, **more)
+def client(pages, *, url="http://localhost", address="127.0.0.1", **more):
+    return TestClient(pages, base_url=url, client=(address, 50_000), follow_redirects=False, **more)
 
 
 @pytest.fixture
@@ -129,17 +129,20 @@ def test_a_desk_without_a_password_answers_to_no_other_name(queue):
     """A page of another site whose name was bound anew to 127.0.0.1 gets nothing."""
     pages = desk(queue, local=True)
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "localhost@evil.example", ""):
-        assert TestClient(pages, base_url="http://localhost").get("/", headers={"Host": host}).status_code == 421, host
+        assert client(pages).get("/", headers={"Host": host}).status_code == 421, host
     for host in ("localhost:8100", "127.0.0.1:1", "[::1]:8100", "app.localhost"):
-        assert TestClient(pages, base_url="http://localhost").get("/", headers={"Host": host}).status_code == 200, host
-    proxied = TestClient(pages, base_url="http://localhost").get("/", headers={"X-Forwarded-For": "203.0.113.9"})
+        assert client(pages).get("/", headers={"Host": host}).status_code == 200, host
+    assert client(pages, address="::1").get("/").status_code == 200
+    for address in ("203.0.113.9", "10.0.0.7", "testclient"):  # a Host is only what somebody says
+        assert client(pages, address=address).get("/").status_code == 421, address
+    proxied = client(pages).get("/", headers={"X-Forwarded-For": "203.0.113.9"})
     assert proxied.status_code == 421
 
 
 def test_named_hosts_are_the_only_ones(queue):
     pages = desk(queue, password=PASSWORD, hosts=["desk.example"])
-    assert TestClient(pages, base_url="http://desk.example").get("/login").status_code == 200
-    assert TestClient(pages, base_url="http://other.example").get("/login").status_code == 421
+    assert client(pages, url="http://desk.example").get("/login").status_code == 200
+    assert client(pages, url="http://other.example").get("/login").status_code == 421
 
 
 def test_headers_leave_no_room_for_a_strangers_script(page):
@@ -173,7 +176,7 @@ def test_signing_in_and_out(queue):
 
 
 def test_over_tls_the_cookie_is_for_tls_alone(queue):
-    browser = TestClient(desk(queue, password=PASSWORD), base_url="https://desk.example")
+    browser = client(desk(queue, password=PASSWORD), url="https://desk.example")
     assert "Secure" in browser.get("/login").headers["set-cookie"]
 
 
@@ -200,7 +203,7 @@ def test_a_forged_or_old_cookie_is_nobodys(queue, monkeypatch):
     browser = client(desk(queue, password=PASSWORD))
     sign_in(browser)
     good = browser.cookies["redrive_desk"]
-    others = Sessions({"act": "another password"}, "redrive desk redrive")
+    others = Sessions({"act": "another password"}, "redrive desk redrive", queue.settings.database_url)
     for cookie in (others.write(others.new("x", "act")), good[:-1] + ("0" if good[-1] != "0" else "1"), "x.y", "."):
         browser.cookies.clear()
         browser.cookies.set("redrive_desk", cookie)
@@ -218,6 +221,14 @@ def test_another_process_with_the_same_password_knows_the_session(queue):
     sign_in(browser)
     other.cookies.set("redrive_desk", browser.cookies["redrive_desk"])
     assert other.get("/").status_code == 200
+
+
+def test_a_form_of_one_process_is_taken_by_another(queue):
+    browser, other = client(desk(queue, local=True)), client(desk(queue, local=True))
+    good = token(browser.get("/kinds"))
+    other.cookies.set("redrive_desk", browser.cookies["redrive_desk"])
+    answer = other.post("/kinds/pause", data={"kind": "mail", "token": good}, headers={"Origin": "http://localhost"})
+    assert answer.status_code == 303
 
 
 def test_guessing_passwords_is_slowed_down(queue):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from typing import TYPE_CHECKING
+import signal
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -70,13 +73,26 @@ def ui(
             "like REDRIVE_UI_LOOK_PASSWORD for those who may only look"
         )
     pages = desk(queue, local=local, hosts=hosts, read_only=read_only, title=title)
-    config = uvicorn.Config(
-        pages, host=host, port=port, root_path=root_path, log_level="warning", server_header=False, lifespan="off"
-    )
-    socket = config.bind_socket()
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"the desk is at http://{shown}:{socket.getsockname()[1]}{root_path}/")
-    uvicorn.Server(config).run(sockets=[socket])
+    how: dict[str, Any] = {"log_level": "warning", "server_header": False, "lifespan": "off", "ws": "none"}
+    config = uvicorn.Config(pages, root_path=root_path, **how)
+    with _listen(host.strip("[]"), port) as listening:
+        shown = f"[{host.strip('[]')}]" if ":" in host else host
+        click.echo(f"the desk is at http://{shown}:{listening.getsockname()[1]}{root_path}/")
+        # uvicorn ends well, and then says each signal again to whoever had it before.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listening])
+    queue.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen before anybody is told where."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise Trouble(
+            f"can't listen on {host} at port {port}: {os.strerror(error.errno or 0)}; --port 0 takes a free one"
+        ) from error
 
 
 def loopback(host: str) -> bool:

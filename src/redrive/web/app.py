@@ -59,7 +59,8 @@ class Desk:
         self.tries = Tries()
         self.curtain = Curtain.of(queue.handlers)
         self.timeouts = situation.timeouts(queue.handlers)
-        self.sessions = Sessions(access.passwords, f"redrive desk {queue.schema}")
+        # Of several processes each has to know the others' forms, and all of them have the same database.
+        self.sessions = Sessions(access.passwords, f"redrive desk {queue.schema}", queue.settings.database_url)
         self._read_only = read_only
         static = StaticFiles(directory=str(files("redrive.web").joinpath("static")))
         own = routes(self)
@@ -184,6 +185,7 @@ class Desk:
             "may_act": False,
             "looks_only": "",
             "nav": "",
+            "knows_handlers": bool(self.timeouts or self.curtain.sensitive or list(self.queue.handlers)),
             **page.context,
         }
         if here.operator is not None and (place := self._place_if_any()) is not None:

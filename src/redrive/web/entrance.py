@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import RedirectResponse, Response
 
-from redrive.web.guard import visit
+from redrive.web.guard import address, visit
 from redrive.web.page import Done, Form, Page
 from redrive.words import clean
 
@@ -28,18 +28,18 @@ def login_page(desk: Desk, request: Request) -> Page | Response:
 
 def sign_in(desk: Desk, request: Request, form: Form) -> Page | Response:
     """Take a password."""
-    address = request.client.host if request.client else "unknown"
+    whence = address(request)
     onward = form.text("onward")
     if not desk.access.signs_in:
         return RedirectResponse(desk.addresses(request)("now"), 303)
-    if wait := desk.tries.wait(address):
+    if wait := desk.tries.wait(whence):
         said = f"Too many wrong passwords: try again in {math.ceil(wait)} s."
         return Page("login.html", {"onward": onward, "said": said}, 429)
     role = desk.access.role(form.text("password"))
     if role is None:
-        desk.tries.failed(address)
+        desk.tries.failed(whence)
         return Page("login.html", {"onward": onward, "said": "That is not the password."}, 401)
-    desk.tries.succeeded(address)
+    desk.tries.succeeded(whence)
     name = clean(form.text("name"))[:LONGEST_NAME]
     session = desk.sessions.new(f"{name} ({role})" if name else role, role)
     answer = RedirectResponse(_within(desk, request, onward), 303)

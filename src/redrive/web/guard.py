@@ -7,6 +7,7 @@ desk's own pages: the browser says from where (Origin, Sec-Fetch-Site), and the 
 from __future__ import annotations
 
 import inspect
+import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -57,6 +58,13 @@ def visit(request: Request) -> Visit:
     """Give the visit that a request belongs to."""
     found: Visit = request.scope[VISIT]
     return found
+
+
+def address(request: Request) -> str:
+    """Give the address that a request comes from; empty where the server does not say."""
+    if request.client is not None:
+        return request.client.host
+    return str(request.scope.get("wsgi_environ", {}).get("REMOTE_ADDR", ""))  # through a2wsgi, of many servers
 
 
 class Guard:
@@ -152,6 +160,8 @@ class Guard:
         if self._hosts and name not in self._hosts | set(LOOPBACK):
             return f"this desk is not {name!r}: name the host with --allow-host"
         if self._access.local and not self._access.passwords:
+            if not _from_here(request):
+                return "this desk answers to its own machine only: it needs no password"
             if name not in LOOPBACK and not name.endswith(".localhost"):
                 return f"this desk answers to localhost only, not to {name!r}: it needs no password"
             if any(header in request.headers for header in FORWARDED):
@@ -166,6 +176,14 @@ def _path(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _from_here(request: Request) -> bool:
+    """Tell whether a request comes from this machine; its Host alone is only what it says."""
+    try:
+        return ipaddress.ip_address(address(request)).is_loopback
+    except ValueError:
+        return False
 
 
 def _well_formed(host: str) -> bool:

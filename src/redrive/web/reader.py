@@ -24,7 +24,7 @@ T = TypeVar("T")
 CONNECTIONS = 3
 TIMEOUT = 2.0
 """Seconds that a statement of the desk may take."""
-KEPT = 500
+KEPT = 100
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,14 @@ class Session:
 class Sessions:
     """Writes and reads the cookie."""
 
-    def __init__(self, passwords: Mapping[Role, str], salt: str) -> None:
-        """Make the key; slow on purpose, since a cookie that somebody finds must not tell the password."""
-        if passwords:
-            words = json.dumps(sorted(passwords.items())).encode()
-            self._key = hashlib.scrypt(words, salt=salt.encode(), n=2**14, r=8, p=1, maxmem=2**26)
-        else:
-            self._key = secrets.token_bytes(32)
+    def __init__(self, passwords: Mapping[Role, str], salt: str, secret: str) -> None:
+        """Make the key; slow on purpose, since a cookie that somebody finds must not tell the password.
+
+        Without passwords it is made from *secret*: then the cookie says nothing of who somebody is, and only ties a
+        form to the browser that got it.
+        """
+        words = json.dumps([sorted(passwords.items()), secret]).encode()
+        self._key = hashlib.scrypt(words, salt=salt.encode(), n=2**14, r=8, p=1, maxmem=2**26)
 
     def new(self, name: str = "", role: str = "") -> Session:
         """Begin a session."""
