@@ -197,7 +197,7 @@ def _judge(job: ClaimedJob, handler: Executable, error: BaseException) -> Outcom
             "handler of job %s raised %s",
             job.id,
             type(error).__name__,
-            extra={"job": job.id, "kind": job.kind},
+            extra={"job_id": job.id, "job_kind": job.kind},
         )
         return Crashed(describe(error), seconds_until_retry(handler.backoff, job.crashes + 1))
     return _after_failure(job, handler, error)

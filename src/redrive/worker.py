@@ -332,7 +332,9 @@ class Worker:
             try:
                 hook(event)
             except BaseException:  # noqa: BLE001 - the user's code, logged; sys.exit() would end the thread of all hooks
-                _log.exception("on_dead of kind %s raised", event.kind, extra={"kind": event.kind, "job": event.id})
+                _log.exception(
+                    "on_dead of kind %s raised", event.kind, extra={"job_kind": event.kind, "job_id": event.id}
+                )
 
         self._hooks.submit(call)
 

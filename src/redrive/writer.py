@@ -229,7 +229,7 @@ class Writer(Service):
                     raise
                 continue
             if said.outcome.name != one.outcome.name:
-                _log.error("outcome of job %s could not be stored: %s", one.job.id, error, extra={"job": one.job.id})
+                _log.error("outcome of job %s could not be stored: %s", one.job.id, error, extra={"job_id": one.job.id})
             return
         tries = self._aside[one.job.id].tries if one.job.id in self._aside else 0
         pause = REFUSED_PAUSES[min(tries, len(REFUSED_PAUSES) - 1)]
@@ -239,7 +239,7 @@ class Writer(Service):
         why = f"the outcome of job {one.job.id} ({one.job.kind}) waits: {why}"
         before = self._aside.get(one.job.id)
         if before is None:
-            _log.warning("%s", why, extra={"job": one.job.id, "kind": one.job.kind})
+            _log.warning("%s", why, extra={"job_id": one.job.id, "job_kind": one.job.kind})
         tries = 1 if before is None else before.tries + 1
         self._aside[one.job.id] = Aside(one, why, tries, time.monotonic() + pause)
 

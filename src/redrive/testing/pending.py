@@ -255,7 +255,7 @@ class _Bench:
         except Exception:
             if self._raise_errors:
                 raise
-            _log.exception("on_dead of kind %s raised", said.kind, extra={"kind": said.kind, "job": said.id})
+            _log.exception("on_dead of kind %s raised", said.kind, extra={"job_kind": said.kind, "job_id": said.id})
 
     def _note(self, job: ClaimedJob, value: Any) -> None:
         self._progress.put(job, encode_result(value))
