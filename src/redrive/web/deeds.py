@@ -55,8 +55,8 @@ def close_breaker(desk: Desk, request: Request, form: Form) -> Done:
     """Let go what waits for a service that was down."""
     desk.demand_writable()
     kind, target = form.text("kind"), form.text("target")
-    how = {"by": desk.by(request), "reason": form.text("reason")}
-    row = desk.queue.breakers.close(kind, target, **how, at_once=form.text("at_once") == "1")
+    at_once = form.text("at_once") == "1"
+    row = desk.queue.breakers.close(kind, target, by=desk.by(request), reason=form.text("reason"), at_once=at_once)
     if row is None:
         return Done("kinds", f"Nothing of {kind} was held.", bad=True)
     return Done("kinds", f"What waits of {row.name} is let out.")
