@@ -270,7 +270,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
         "silent_holders": {"slack": 2.0, "own_name": "^w", "lease": 30.0, "foreign_age": 600.0},
         "archive_finished": {"ids": ids, "shortest": 1.0},
         "insert_keyed_job": new | {"key": "k70", "payload": "{}"},
-        "insert_jobs": new | {"keys": [f"k{i}" for i in range(500)], "payloads": ["{}"] * 500},
+        "insert_jobs": new | {"keys": [f"k{i}" for i in range(500)], "payloads": ["{}"] * 500, "lanes": None},
     }
 
 

@@ -58,7 +58,8 @@ def test_every_public_name_is_explained_and_so_are_its_methods(name):
 def test_the_annotations_can_be_read_at_run_time():
     for function in (Queue.handler, Queue.enqueue, Queue.enqueue_many, Handler.enqueue):
         assert inspect.signature(function).parameters
-    assert set(typing.get_type_hints(store.Wishes)) == set(inspect.signature(store.options).parameters)
+    said = {*inspect.signature(store.options).parameters, *store.ABOUT_KEYS}
+    assert set(typing.get_type_hints(store.Wishes)) == said
 
 
 def test_rows_and_answers_travel_between_processes():

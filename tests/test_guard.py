@@ -297,5 +297,15 @@ def test_a_target_that_cannot_be_named_is_refused_before_anything_is_written(con
     with pytest.raises(InvalidOption, match="target of kind 'mail' raised KeyError: 'host'"):
         queue.enqueue("mail", {"hots": "a"})
     assert states(conn) == {}
+    with pytest.raises(InvalidOption, match=r"payloads\[1\]: target of kind 'mail' raised KeyError"):
+        queue.enqueue_many("mail", [{"host": "a"}, {"hots": "a"}])
     queue.enqueue("mail", {"hots": "a"}, lane="b")
     assert lanes(conn) == {"b": 1}
+
+
+def test_many_at_once_have_each_its_target(conn, make, service):
+    queue = make(service.call, target=lambda payload: payload["host"])
+    assert queue.enqueue_many("mail", [{"host": host} for host in "aab"]) == 3
+    assert queue.enqueue_many("mail", [{"host": "c"}], key=lambda payload: payload["host"]) == 1
+    assert queue.enqueue_many("mail", [{"host": "a"}] * 2, lane="mine") == 2
+    assert lanes(conn) == {"a": 2, "b": 1, "c": 1, "mine": 2}

@@ -344,7 +344,7 @@ def test_an_idle_worker_says_less_than_one_word_in_two_seconds_ln_09(db, conn, s
         spoken = Counter(said)
     measured(f"an idle worker: {sum(spoken.values()) / 12:.2f} statements/s, {dict(spoken)}")
     assert sum(spoken.values()) <= 6
-    assert spoken["outcome"] == 0
+    assert spoken["outcome"] <= 1, "whose turn comes twice a minute or less"
 
 
 def test_a_transaction_that_is_to_be_prepared_switches_the_wake_up_off(db, conn):

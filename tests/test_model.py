@@ -34,6 +34,7 @@ from redrive.failure import describe
 from redrive.job import FINISHED, STATES, Holder
 from redrive.outcome import Crashed, Died, Failed, Finished, HandedBack, Held, Retried, Snoozed, Succeeded, parameters
 from redrive.reaper import OWN_NAME
+from redrive.rows import insert_many
 from redrive.statements import Statement, as_array, named, numbered, run
 from support_engine import claim_of, claimed
 
@@ -192,7 +193,7 @@ class JobsTable(RuleBasedStateMachine):
         free = [
             key for n, key in enumerate(keys) if key is None or (key not in keys[:n] and not self.model.live_key(key))
         ]
-        now, rows = self.say(store.insert_many("redrive", kind, [("{}", key) for key in keys], store.options()))
+        now, rows = self.say(insert_many("redrive", kind, [("{}", key) for key in keys], store.options()))
         assert [row.key for row in rows] == free
         for row in rows:
             self._inserted(row.id, row.key, created=True, kind=kind, run_at=now)

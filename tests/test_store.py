@@ -11,6 +11,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from redrive import InvalidOption, InvalidPayload, store
+from redrive import rows as rows_module
 from redrive.ended import Ended, requeue, requeue_preview
 from redrive.sql import query
 from redrive.statements import named, run
@@ -148,12 +149,12 @@ def test_the_two_roads_of_a_batch_make_identical_rows(conn):
     how = store.options(priority=2, max_attempts=7)
     for kind in names:
         for lane in ("", *names):
-            chunk = list(store.encoded(payloads, None))
+            chunk = list(rows_module.encoded(payloads, None))
             how = store.options(priority=2, max_attempts=7, lane=lane)
-            assert store.copyable(chunk, how)
-            run(conn, store.insert_many("redrive", kind, chunk, how))
+            assert rows_module.copyable(chunk, how)
+            run(conn, rows_module.insert_many("redrive", kind, chunk, how))
             with conn.cursor().copy(query("copy_jobs", "redrive")) as copy:
-                copy.write(store.copy_text(kind, chunk, how))
+                copy.write(rows_module.copy_text(kind, chunk, how))
     [[rows, distinct, kinds]] = conn.execute(
         "SELECT count(*), count(DISTINCT same), count(DISTINCT kind) FROM (SELECT kind,"
         " to_jsonb(j) - '{id,run_at,created_at,updated_at}'::text[] AS same FROM redrive.jobs j) compared"
@@ -167,21 +168,21 @@ def test_the_two_roads_of_a_batch_make_identical_rows(conn):
     [({"delay": 1}, None), ({"run_at": NOON}, None), ({"expires_in": 1}, None), ({"metadata": {}}, None), ({}, "k")],
 )
 def test_what_needs_the_databases_clock_or_a_key_is_not_copied(more, keys):
-    chunk = list(store.encoded([{}], keys and (lambda payload: keys)))
-    assert not store.copyable(chunk, store.options(**more))
+    chunk = list(rows_module.encoded([{}], keys and (lambda payload: keys)))
+    assert not rows_module.copyable(chunk, store.options(**more))
 
 
 def test_the_error_of_a_batch_names_the_place():
     with pytest.raises(InvalidPayload, match=r"^payloads\[2\]: payload.at is of type datetime") as caught:
-        list(store.encoded([{}, {}, {"at": NOON}], None))
+        list(rows_module.encoded([{}, {}, {"at": NOON}], None))
     assert caught.value.path == "payload.at"
     with pytest.raises(InvalidOption, match=r"^payloads\[1\]: key is None: give text"):
-        list(store.encoded([{"k": "a"}, {}], lambda payload: payload.get("k")))
+        list(rows_module.encoded([{"k": "a"}, {}], lambda payload: payload.get("k")))
 
 
 def test_an_error_of_the_callers_own_key_function_is_left_as_it_is():
     with pytest.raises(KeyError, match=r"^'k'$"):
-        list(store.encoded([{}], lambda payload: payload["k"]))
+        list(rows_module.encoded([{}], lambda payload: payload["k"]))
 
 
 # -- what operators ask
@@ -332,8 +333,8 @@ def test_a_key_holds_until_its_job_has_ended(conn, state, created):
     conn.execute("INSERT INTO redrive.jobs (kind, key, status) VALUES ('mail', 'k', %s)", (state,))
     [row] = run(conn, store.insert("redrive", "mail", {}, "k", store.options()))
     assert row.created is created
-    chunk = list(store.encoded([{}], lambda _: "k2" if created else "k"))
-    assert len(run(conn, store.insert_many("redrive", "mail", chunk, store.options()))) == created
+    chunk = list(rows_module.encoded([{}], lambda _: "k2" if created else "k"))
+    assert len(run(conn, rows_module.insert_many("redrive", "mail", chunk, store.options()))) == created
 
 
 def test_the_tutorials_requeue_of_a_dead_job_never_trips_over_a_key(conn):
@@ -352,7 +353,7 @@ def test_duplicates_burn_no_ids(conn):
     run(conn, store.insert("redrive", "mail", {}, "a", how))
     for _ in range(5):
         run(conn, store.insert("redrive", "mail", {}, "a", how))
-    chunk = list(store.encoded(["a", "b", "b", "a", "c", "b"], lambda payload: payload))
-    made = run(conn, store.insert_many("redrive", "mail", chunk, how))
+    chunk = list(rows_module.encoded(["a", "b", "b", "a", "c", "b"], lambda payload: payload))
+    made = run(conn, rows_module.insert_many("redrive", "mail", chunk, how))
     assert [(row.id, row.key) for row in made] == [(2, "b"), (3, "c")]
     assert run(conn, store.insert("redrive", "mail", {}, None, how))[0].id == 4

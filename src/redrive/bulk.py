@@ -17,6 +17,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 
 from redrive import store
 from redrive.errors import InvalidOption
+from redrive.rows import Row, copy_text, copyable, encoded, insert_many
 from redrive.sql import query
 from redrive.statements import Statement, arun, named, noted, run
 
@@ -47,12 +48,14 @@ class Batch:
         *,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,
+        lane: Callable[[Any], str] | None = None,
     ) -> None:
         if isinstance(payloads, str | bytes | Mapping):
             raise InvalidOption(f"payloads is a {type(payloads).__name__}: give a list or an iterator of payloads")
         if key is not None and not callable(key):
             raise InvalidOption(f"key is {key!r:.80}: for many jobs give a function from a payload to its key")
         self._schema, self._kind, self._key, self._how = schema, store.name(kind, "kind"), key, how
+        self._lane = lane
         self._ids, self._on_chunk = ids, on_chunk or (lambda _made: None)
         self._payloads, self._places = iter(payloads), count(step=CHUNK)
         self._ready = deque(chunk for chunk in (self._read(), self._read()) if chunk.rows())
@@ -82,7 +85,7 @@ class Batch:
         return made
 
     def _read(self) -> _Chunk:
-        return _Chunk(list(islice(self._payloads, CHUNK)), self._key, next(self._places))
+        return _Chunk(list(islice(self._payloads, CHUNK)), self._key, next(self._places), self._lane)
 
     def _wrote(self, made: int, following: _Chunk) -> None:
         self._on_chunk(made)
@@ -108,10 +111,10 @@ class Batch:
 
     def _copyable(self, conn: Connection[Any] | AsyncConnection[Any], chunk: _Chunk) -> bool:
         piped = conn.info.pipeline_status != PipelineStatus.OFF  # COPY can't be said there
-        return self._ids is None and not piped and store.copyable(chunk.rows(), self._how)
+        return self._ids is None and not piped and copyable(chunk.rows(), self._how)
 
     def _insert(self, chunk: _Chunk) -> Statement[Any]:
-        return store.insert_many(self._schema, self._kind, chunk.rows(), self._how)
+        return insert_many(self._schema, self._kind, chunk.rows(), self._how)
 
     def _made(self, rows: Sequence[Any]) -> int:
         if self._ids is not None:
@@ -122,21 +125,27 @@ class Batch:
 class _Chunk:
     """Some of the payloads: read while the connection is free, for the caller's code may want it; encoded any time."""
 
-    def __init__(self, payloads: list[Any], key: Callable[[Any], str] | None, start: int) -> None:
-        self._payloads, self._key, self._start = payloads, key, start
-        self._rows: list[store.Row] | None = None
+    def __init__(
+        self,
+        payloads: list[Any],
+        key: Callable[[Any], str] | None,
+        start: int,
+        lane: Callable[[Any], str] | None = None,
+    ) -> None:
+        self._payloads, self._key, self._start, self._lane = payloads, key, start, lane
+        self._rows: list[Row] | None = None
         self._error: Exception | None = None
 
     def encode(self) -> None:
         """Encode them; what is wrong with one is raised by :meth:`rows`, when the caller can be told."""
         if self._rows is None:
             try:
-                self._rows = list(store.encoded(self._payloads, self._key, self._start))
+                self._rows = list(encoded(self._payloads, self._key, self._start, self._lane))
             except Exception as error:  # noqa: BLE001 - kept, not lost
                 self._rows, self._error = [], error
             self._payloads = []
 
-    def rows(self) -> list[store.Row]:
+    def rows(self) -> list[Row]:
         """Give them encoded, each with its key."""
         self.encode()
         if self._error is not None:
@@ -145,7 +154,7 @@ class _Chunk:
 
     def text(self, kind: str, how: store.Options) -> str:
         """Give them as the text that ``copy_jobs`` takes."""
-        return store.copy_text(kind, self.rows(), how)
+        return copy_text(kind, self.rows(), how)
 
 
 def _would_begin(conn: Connection[Any] | AsyncConnection[Any]) -> bool:

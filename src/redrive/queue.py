@@ -153,7 +153,7 @@ class Queue(Registry):
         """
         if connection is not None:
             _demand(connection, psycopg.Connection, "enqueue_many", "enqueue_many_async")
-        batch = Batch(self.schema, kind, payloads, key, self._options(kind, options), ids=ids, on_chunk=on_chunk)
+        batch = self._batch(kind, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
         with nullcontext(connection) if connection is not None else self.pool.connection() as conn:
             return batch.write(conn)
 
@@ -171,7 +171,7 @@ class Queue(Registry):
         """Enqueue a job for each payload from async code; see :meth:`enqueue_many`."""
         if connection is not None:
             _demand(connection, psycopg.AsyncConnection, "enqueue_many_async", "enqueue_many")
-        batch = Batch(self.schema, kind, payloads, key, self._options(kind, options), ids=ids, on_chunk=on_chunk)
+        batch = self._batch(kind, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
         async with nullcontext(connection) if connection is not None else self.pool.async_connection() as conn:
             return await batch.awrite(conn)
 
@@ -298,6 +298,10 @@ class Queue(Registry):
         if only is None or key is None:
             return store.insert(self.schema, kind, payload, key, how)
         return insert_once(self.schema, kind, payload, how, key=key, once=only)
+
+    def _batch(self, kind: str, payloads: Iterable[Any], options: Mapping[str, Any], *, key: Any, **more: Any) -> Batch:
+        how, lane = self._options(kind, options), self._lane_of(kind, options)
+        return Batch(self.schema, kind, payloads, key, how, lane=lane, **more)
 
     def _settled(self, kind: str, insert: Callable[[], list[Any]]) -> Enqueued:
         for _ in range(_TRIES):

@@ -122,10 +122,12 @@ class Registry(Enqueuer):
     def _in_lane(self, kind: str, payload: Any, options: Mapping[str, Any]) -> store.Options:
         """As :meth:`_options`, of one job: in the lane of what it calls, where its handler tells and none is given."""
         plain = {name: value for name, value in options.items() if name not in store.ABOUT_KEYS}
-        how, handler = self._options(kind, plain), self._handler_of(kind)
-        if handler is None or handler.target is None or "lane" in options:
-            return how
-        return replace(how, lane=handler.target_of(dump(payload)))
+        how, lane = self._options(kind, plain), self._lane_of(kind, options)
+        return how if lane is None else replace(how, lane=lane(dump(payload)))
+
+    def _lane_of(self, kind: str, options: Mapping[str, Any]) -> Callable[[Any], str] | None:
+        handler = self._handler_of(kind)
+        return None if handler is None or handler.target is None or "lane" in options else handler.target_of
 
     def _handler_of(self, kind: Any) -> Handler[Any, Any] | None:
         return self.handlers.get(kind) if isinstance(kind, str) else None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from redrive.connections import Control
 
-LOOK_EVERY = 15.0
+LOOK_EVERY = 60.0
 """Seconds between two looks for something to send back; a new one is told by NOTIFY, and this is for the deaf."""
 NOT_ALLOWED_EVERY = 300.0
 SOON = 0.5

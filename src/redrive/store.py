@@ -6,7 +6,7 @@ Options are checked here, before any SQL: a caller's transaction is never broken
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -24,10 +24,7 @@ from redrive.text import storable
 from redrive.typed import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-Row = tuple[str, str | None]
-"""Of a batch: a payload as JSON, and its key."""
+    from collections.abc import Callable, Sequence
 
 MAX_ATTEMPTS = 2**31 - 1
 MAX_NAME = 1000
@@ -131,42 +128,6 @@ def follower(kind: str, payload: Any, key: str | None, how: Options) -> str:
     for time in ("run_at", "expires_at"):
         job[time] = None if job[time] is None else job[time].isoformat()
     return json.dumps(job)
-
-
-def insert_many(schema: str, kind: str, chunk: Sequence[Row], how: Options) -> Statement[Any]:
-    """Enqueue a batch of encoded payloads, each with its key or None; of those with the same key the first."""
-    first = {row[1]: row for row in reversed(chunk)}
-    rows = [row for row in chunk if row[1] is None or first[row[1]] is row]  # a conflict would burn an id
-    params: dict[str, Any] = {"payloads": [row[0] for row in rows], "keys": [row[1] for row in rows]}
-    return replace(named("insert_jobs", schema, kind=name(kind, "kind"), **params, **vars(how)), kept=False)
-
-
-def copyable(chunk: Sequence[Row], how: Options) -> bool:
-    """Tell whether a batch needs nothing that only a query can give: a key, or a time by the database's clock."""
-    plain = Options(priority=how.priority, max_attempts=how.max_attempts, lane=how.lane)
-    return how == plain and all(key is None for _, key in chunk)
-
-
-def copy_text(kind: str, chunk: Sequence[Row], how: Options) -> str:
-    """Write a batch as the text that ``copy_jobs`` takes."""
-    before = _copied(name(kind, "kind")) + "\t"
-    after = f"\t{how.priority}\t{how.max_attempts}\t{_copied(how.lane)}\n"
-    return before + (after + before).join([payload.replace("\\", "\\\\") for payload, _ in chunk]) + after
-
-
-def _copied(text: str) -> str:
-    escaped = text.replace("\\", "\\\\")
-    return escaped.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
-
-
-def encoded(payloads: Iterable[Any], key: Callable[[Any], str] | None, start: int = 0) -> Iterable[Row]:
-    """Check and encode each payload, with its key; the error of a bad one names its place, counted from *start*."""
-    for number, payload in enumerate(payloads, start):
-        try:
-            yield encoded_payload(payload), None if key is None else name(key(payload), "key")
-        except (InvalidOption, InvalidPayload) as error:
-            error.args = (f"payloads[{number}]: {error}",)
-            raise
 
 
 def survey(schema: str, **params: Any) -> Statement[Any]:

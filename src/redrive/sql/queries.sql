@@ -85,13 +85,13 @@ WHERE NOT EXISTS (SELECT FROM lately) AND (waits AND NOT %(replace)s OR NOT wait
 -- The lookup is a scalar subquery, one probe of jobs_key_idx a row whatever the statistics say: NOT EXISTS is planned as a
 -- join, and where they were taken in a quiet hour it reads every live key anew for each row (500,000 pending: 3 s a chunk).
 WITH given AS (
-    SELECT ordinal, payload, key
-    FROM unnest(%(payloads)s::text[], %(keys)s::text[]) WITH ORDINALITY AS g(payload, key, ordinal)
+    SELECT ordinal, payload, key, lane
+    FROM unnest(%(payloads)s::text[], %(keys)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS g(payload, key, lane, ordinal)
 ), created AS (
     INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
     SELECT %(kind)s::text, payload::jsonb,
            coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
-           %(priority)s::smallint, %(max_attempts)s::int, key, %(lane)s::text,
+           %(priority)s::smallint, %(max_attempts)s::int, key, coalesce(g.lane, %(lane)s::text),
            coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
            %(metadata)s::text::jsonb
     FROM given g
