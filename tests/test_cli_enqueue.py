@@ -26,8 +26,8 @@ def test_it_prints_the_id(db, conn):
 
 
 def test_in_json_it_says_whether_the_job_is_new(db):
-    assert answer(db, "enqueue", "mail", "--key", "k") == {"id": 1, "kind": "mail", "created": True}
-    assert answer(db, "enqueue", "mail", "--key", "k") == {"id": 1, "kind": "mail", "created": False}
+    assert answer(db, "enqueue", "mail", "--key", "k") == {"id": 1, "kind": "mail", "created": True, "replaced": False}
+    assert answer(db, "enqueue", "mail", "--key", "k") == {"id": 1, "kind": "mail", "created": False, "replaced": False}
     assert redrive(db, "enqueue", "mail", "--key", "k").stdout == "job 1 has the key k already: nothing enqueued\n"
 
 
