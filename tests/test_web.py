@@ -677,3 +677,11 @@ def test_a_part_that_can_not_be_read_hides_no_other(db, conn):
         assert "failures: this role may not read it" in said
         assert "1 dead job, none of them new" in said
         queue.close()
+
+
+def test_prometheus_reads_how_it_stands_where_it_may_see_the_pages(queue, page, conn):
+    conn.execute("insert into redrive.jobs (kind, status) values ('mail', 'dead')")
+    answer = page.get("/metrics", headers={"Accept": "text/plain"})
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert 'redrive_queue_jobs{kind="mail",status="dead"} 1.0' in answer.text
+    assert client(desk(queue, password=PASSWORD)).get("/metrics").status_code == 401

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route
 
 from redrive.web import deeds, entrance, letters, pages, sending, story
+from redrive.web.metrics import metrics
 
 if TYPE_CHECKING:
     from redrive.web.app import Desk
@@ -43,6 +44,7 @@ def routes(desk: Desk) -> list[Route]:
         "sign_out": ("/logout", entrance.sign_out),
     }
     return [
+        Route("/metrics", desk.view(metrics), name="metrics", methods=["GET"]),
         *(Route(path, desk.view(view), name=name, methods=["GET"]) for name, (path, view) in looks.items()),
         *(Route(path, desk.action(action), name=name, methods=["POST"]) for name, (path, action) in acts.items()),
     ]

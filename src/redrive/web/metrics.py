@@ -1,0 +1,25 @@
+"""What Prometheus scrapes at the desk: how it stands with all workers and kinds. Behind the gate, as every page.
+
+A scraper has no cookie, so where the desk asks for a password it is the workers that are to be scraped.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+
+from redrive.metrics import Fleet
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from redrive.web.app import Desk
+
+
+def metrics(desk: Desk, request: Request) -> Response:
+    """Answer a scrape."""
+    fleet = desk.shared.get("fleet", math.inf, lambda: Fleet(desk.reader))
+    text, content_type = fleet.page(request.headers.get("accept", ""))
+    return Response(text, headers={"content-type": content_type})
