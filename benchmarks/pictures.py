@@ -89,6 +89,7 @@ def main() -> int:
         return 1
     for name in [name for name in os.environ if name.startswith("REDRIVE_")]:
         del os.environ[name]
+    os.environ["LOGNAME"] = "ada"  # who sits at the desk
     random.seed(7)
     with DevServer() as server:
         migrate(server.url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from contextlib import contextmanager
 from html import unescape
@@ -15,6 +16,7 @@ from redrive import Queue
 from redrive.errors import InvalidOption
 from redrive.web import Operator, desk
 from redrive.web.operators import Tries
+from redrive.web.reader import Shared
 from redrive.web.sessions import Sessions
 
 PASSWORD, LOOKS = "correct horse", "only looking"
@@ -295,10 +297,21 @@ def test_what_strangers_wrote_is_inert_everywhere(queue, conn, page):
         {"x": HOSTILE},
     )
     queue.kinds.pause("mail", by=HOSTILE, reason=HOSTILE)
+    queue.breakers.open(HOSTILE, HOSTILE, by=HOSTILE, reason=HOSTILE)
+    [group] = queue.groups.list()
+    queue.requeues.start(group.which, by=HOSTILE, reason=HOSTILE)
+    conn.execute("insert into redrive.deploys values (%(x)s, now() - interval '9 min')", {"x": HOSTILE})
+    conn.execute(
+        "insert into redrive.workers"
+        " (name, host, pid, version, app_version, kinds, concurrency, lease, heartbeat_at, problem)"
+        " values (%(x)s, %(x)s, 1, %(x)s, %(x)s, array[%(x)s], 1, '1 hour', now(), %(x)s)",
+        {"x": HOSTILE},
+    )
     queue.schedules.add("x", "mail", every=60)
     conn.execute("update redrive.schedules set name = %(x)s, kind = %(x)s, problem = %(x)s", {"x": HOSTILE})
     params = {"q": HOSTILE.replace('"', "'")}
-    answers = [page.get(path) for path in ("/", "/dead", "/jobs", "/jobs/1", "/kinds", "/schedules", "/audit")]
+    answers = [page.get(path) for path in ("/", "/dead", "/jobs", "/jobs/1", "/kinds", "/workers", "/schedules")]
+    answers += [page.get("/audit"), page.get("/dead/group", params={"name": f"{group.kind}:{group.key}"})]
     answers += [page.get("/jobs", params=params), page.get("/schedules/one", params={"name": HOSTILE})]
     answers += [page.get("/kinds", params={"kind": HOSTILE}), page.get("/jobs/confirm?do=requeue&id=1")]
     for answer in answers:
@@ -360,6 +373,23 @@ def test_a_jobs_page_tells_its_story_and_offers_what_applies(queue, conn, page):
     assert "<form" not in page.get(f"/jobs/{made}").text.split("<main", 1)[1]
     conn.execute("delete from redrive.jobs")
     assert "gone from the table" in text(page.get(f"/jobs/{made}"))
+
+
+def test_of_a_long_history_the_newest_part_is_shown(queue, conn, page):
+    made = queue.enqueue("mail").id
+    conn.execute(
+        "insert into redrive.failures "
+        "(job_id, kind, claim, attempt, outcome, failed_at, duration, error_type, message) "
+        "select %s, 'mail', n, n, 'retried', now() + n * interval '1 min', 0.1, 'ValueError', 'boom ' || n || '.' "
+        "from generate_series(1, 150) n",
+        (made,),
+    )
+    said = text(page.get(f"/jobs/{made}"))
+    assert "boom 150." in said
+    assert "boom 51." in said
+    assert "boom 50." not in said
+    assert "earlier ones are left out" in said
+    assert not re.search(r"waited\s+5\d min", said)  # what is left out was no waiting
 
 
 def test_times_beyond_python_are_shown(conn, page):
@@ -656,6 +686,39 @@ def test_without_tables_and_without_a_database_it_says_what_to_do(empty_db):
     assert answer.status_code == 503
     assert "can't be reached" in text(answer)
     assert "hunter2" not in answer.text
+
+
+def test_while_one_asks_anew_the_others_have_the_answer_before():
+    now, asked, go = [0.0], threading.Event(), threading.Event()
+    shared = Shared(clock=lambda: now[0])
+    assert shared.get("x", 10, lambda: 1) == 1
+
+    def slowly():
+        asked.set()
+        assert go.wait(30)
+        return 2
+
+    now[0] = 11
+    thread = threading.Thread(target=shared.get, args=("x", 10, slowly))
+    thread.start()
+    assert asked.wait(30)
+    assert shared.get("x", 10, lambda: 3) == 1
+    go.set()
+    thread.join()
+    assert shared.get("x", 10, lambda: 3) == 2
+    shared.forget()
+    assert shared.get("x", 10, lambda: 3) == 3
+
+
+def test_a_reading_that_fails_is_tried_by_the_next_who_asks():
+    shared = Shared()
+
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        shared.get("x", 10, broken)
+    assert shared.get("x", 10, lambda: 1) == 1
 
 
 def test_ten_tabs_ask_once(queue):

@@ -264,6 +264,7 @@ def postgres(reading: Reading, here: Callable[[], datetime]) -> Part:
         _judge_server(part, row)
     for row in place:
         skew = (row.time - middle).total_seconds()
+        part.rows["skew"] = [skew]
         if abs(skew) > SKEW:
             part.found(
                 "note",

@@ -1883,6 +1883,9 @@ WHERE status = 'pending' AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind, priority, lane, run_at, id
 LIMIT %(limit)s
 
+-- name: desk_history
+SELECT * FROM {failures} WHERE job_id = %(id)s::bigint ORDER BY id DESC LIMIT %(limit)s
+
 -- name: desk_at
 -- When the first job from this id on was enqueued.
 SELECT created_at FROM {jobs} WHERE id >= %(id)s::bigint ORDER BY id LIMIT 1

@@ -108,6 +108,9 @@ def _chart(name: str, steps: Sequence[Sum], deploys: Sequence[Deploy]) -> Chart:
         told += f"the most was {say(most)}, at {at:%Y-%m-%d %H:%M} UTC; the last is {last}"
     else:
         told += "nothing in this time"
+    if not most:
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        drawn = [f'<text x="{middle:.0f}" y="{HEIGHT / 2:.0f}" text-anchor="middle">nothing in this time</text>']
     inside = _grid(ticks, scale, say, steps) + _marks(deploys, scale) + drawn + _hovers(rows, steps, values, scale, say)
     told = escape(told)
     svg = (

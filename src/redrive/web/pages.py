@@ -26,7 +26,7 @@ ROWS = 50
 SPANS = {"1h": "hour", "24h": "24 hours", "7d": "7 days"}
 QUESTIONS = {
     "late": ("Is work late?", "No: nothing waits too long."),
-    "failing": ("Is it failing?", "No: nothing died within a day."),
+    "failing": ("Is it failing?", "No: nothing is dead."),
     "working": ("Who is working?", "Workers are alive and well."),
     "stuck": ("What is stuck?", "Nothing."),
     "planned": ("Are schedules late?", "No."),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from redrive.kinds import Kind
     from redrive.situation import Part
-    from redrive.stats import Depth, Sum
+    from redrive.stats import Deploy, Depth, Sum
     from redrive.web.app import Desk
 
 AGES = {"late": 10.0, "flow": 30.0, "working": 15.0, "failing": 30.0, "stuck": 30.0, "planned": 30.0, "postgres": 30.0}
@@ -46,7 +46,8 @@ def drawn(desk: Desk, chosen: str, kind: str | None = None) -> Drawn:
     def draw() -> Drawn:
         counted = Stats(desk.reader)
         steps = counted.series(chosen, kind=kind)
-        return Drawn(charts(steps, counted.deploys(chosen)), steps)
+        deploys = counted.deploys(chosen)
+        return Drawn(charts(steps, deploys), deploys, steps)
 
     return desk.shared.get(("charts", chosen, kind), CHARTS_AGE, draw)
 
@@ -56,6 +57,7 @@ class Drawn:
     """Charts, and the numbers behind them."""
 
     charts: list[Chart]
+    deploys: list[Deploy]
     steps: list[Sum]
 
 

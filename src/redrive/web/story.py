@@ -57,19 +57,20 @@ def job(desk: Desk, request: Request) -> Page:
     if not text.removeprefix("-").isdecimal() or len(text) > 19 or not text.isascii():  # noqa: PLR2004 - digits of a bigint
         raise HTTPException(404)
     found = desk.reader.ask(store.get(desk.queue.schema, int(text)))
-    failures = desk.reader.ask(store.failures(desk.queue.schema, int(text)))
+    newest = desk.reader.ask(desk.reader.statement("desk_history", id=int(text), limit=SHOWN + 1))
+    failures = newest[:SHOWN][::-1]
     if not found and not failures:
         raise HTTPException(404)
     now = desk.now()
     row = found[0] if found else None
-    history = [desk.curtain.failure(each) for each in failures[-SHOWN:]]
-    stretches = life(row, failures[-SHOWN:], now) if row else []
+    history = [desk.curtain.failure(each) for each in failures]
+    stretches = life(row, failures, now, whole=len(newest) <= SHOWN) if row else []
     context = {
         "nav": "jobs",
         "id": int(text),
         "job": desk.curtain.job(row) if row else None,
         "history": list(reversed(history)),
-        "left_out": max(0, len(failures) - SHOWN),
+        "left_out": len(newest) > SHOWN,
         "stretches": stretches,
         "drawing": picture.timeline(stretches, now) if stretches else "",
         "acts": [audited(desk, each) for each in Audit(desk.reader).list(job=int(text), limit=20)],
@@ -92,10 +93,13 @@ def state(row: Job, now: datetime) -> str:
     return "due"
 
 
-def life(row: Job, failures: list[Any], now: datetime) -> list[Stretch]:
-    """Tell a job's life in stretches; of tries that left no failure only the last is known."""
+def life(row: Job, failures: list[Any], now: datetime, *, whole: bool = True) -> list[Stretch]:
+    """Tell a job's life in stretches; of tries that left no failure only the last is known.
+
+    Where *failures* are not the *whole* of them, it begins with the first of these.
+    """
     stretches: list[Stretch] = []
-    at = row.created_at
+    at = row.created_at if whole else failures[0].failed_at - timedelta(seconds=failures[0].duration or 0.0)
     for failure in failures:
         began = failure.failed_at - timedelta(seconds=failure.duration or 0.0)
         if began > at:
