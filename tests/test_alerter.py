@@ -214,6 +214,10 @@ class TestCommand:
 
     def test_a_look_from_cron_sends_at_once_and_the_list_says_what_is_the_matter(self, db, conn, endpoint):
         insert(conn, "mail", status="dead")
+        conn.execute(
+            "insert into redrive.alert_messages (channel, sort, message, created_at, due_at) "
+            "select 'webhook', 'alert', '{\"old\": true}', at, at from (select now() - interval '25 hours' as at) t"
+        )
         env = {"REDRIVE_ALERT_WEBHOOK": endpoint.url}
         assert redrive(db, "alerts", "check", env=env).stdout.strip() == "1 news"
         assert len(endpoint.taken) == 1

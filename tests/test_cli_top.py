@@ -55,7 +55,7 @@ def test_a_script_gets_numbers(db, busy):
     assert mail["error_rate"] == 0.25
     assert mail["out_rate"] == pytest.approx(3000 / 330, rel=0.2)
     assert mail["in_rate"] == pytest.approx(5 / 60)
-    assert 0 < mail["drains_in"] < 2
+    assert mail["drains_in"] == pytest.approx(3 / (mail["out_rate"] - mail["in_rate"]), rel=1e-6)
     assert mail["wait_p95"] == pytest.approx(0.0001 * 2 ** (52.5 / 4))
     assert mail["run_p95"] == pytest.approx(0.0001 * 2 ** (26.5 / 4))
 

@@ -167,6 +167,7 @@ def test_a_role_that_may_not_look_gets_an_answer_all_the_same(db, conn):
         unknown = {each.check for each in found if each.level == "unknown"}
         assert {"kinds", "retention", "broker", "listening"} <= unknown
         assert any("pg_monitor" in each.remedy for each in found)
+        assert [each for each in found if each.check == "rights" and each.level == "bad"] == []  # it is no worker
     finally:
         poor.close()
         conn.execute(f"drop owned by {role}; drop role {role}")

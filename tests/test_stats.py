@@ -60,6 +60,8 @@ def test_long_spans_come_in_long_steps(conn, queue):
     assert day[1].at - day[0].at == timedelta(minutes=10)
     assert week[1].at - week[0].at == timedelta(hours=1)
     assert sum(step.succeeded for step in day) == 3
+    last = day[-1]  # of which only a part is over
+    assert last.seconds == pytest.approx((datetime.now(UTC) - last.at).total_seconds(), abs=20)
     assert sum(step.succeeded for step in week) == 17
     assert len(queue.stats.series("7d", step="2h")) in (84, 85)
 
