@@ -50,6 +50,7 @@ def about(now: int, **limits: float) -> Any:
         pauses=list(limits.values()),
         by_running=[True] * len(limits),
         breakers=None,
+        batches=False,
     )
 
 

@@ -387,7 +387,11 @@ class TestSurvey:
         lanes = Lanes(["k"])
         for _ in range(STRIKES):
             lanes.surveyed(
-                [SimpleNamespace(run_at=0, suspects=False, limited=[], pauses=[], by_running=[], breakers=None)],
+                [
+                    SimpleNamespace(
+                        run_at=0, suspects=False, limited=[], pauses=[], by_running=[], breakers=None, batches=False
+                    )
+                ],
                 10.0,
                 0.0,
             )

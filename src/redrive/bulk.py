@@ -62,7 +62,7 @@ class Batch:
 
     def write(self, conn: Connection[Any]) -> int:
         """Write all of it and give the number of jobs made."""
-        if len(self._ready) > 1 and _would_begin(conn):
+        if len(self._ready) > 1 and would_begin(conn):
             run(conn, named("clock", self._schema))  # begins the caller's transaction, as any statement of theirs would
         made = 0
         with conn.transaction() if len(self._ready) > 1 else nullcontext():
@@ -74,7 +74,7 @@ class Batch:
 
     async def awrite(self, conn: AsyncConnection[Any]) -> int:
         """Write all of it and give the number of jobs made."""
-        if len(self._ready) > 1 and _would_begin(conn):
+        if len(self._ready) > 1 and would_begin(conn):
             await arun(conn, named("clock", self._schema))
         made = 0
         async with conn.transaction() if len(self._ready) > 1 else nullcontext():
@@ -157,5 +157,6 @@ class _Chunk:
         return copy_text(kind, self.rows(), how)
 
 
-def _would_begin(conn: Connection[Any] | AsyncConnection[Any]) -> bool:
+def would_begin(conn: Connection[Any] | AsyncConnection[Any]) -> bool:
+    """Whether the next statement begins a transaction of the caller's: a block of ours would end it, too."""
     return not conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE

@@ -70,6 +70,7 @@ class Job:
     alone: bool
     counted: bool
     superseded: bool
+    batch: int | None
     expires_at: datetime | None
     cancel_requested_at: datetime | None
     progress: Any

@@ -78,6 +78,8 @@ class Survey(NamedTuple):
     """A job waits for its trial, see ``claim_alone``."""
     more: bool
     """There may be lanes that it had no room for: look again."""
+    batches: bool
+    """A batch has not ended, as far as somebody has looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class Lanes:
         for key in [key for key, lane in self._lanes.items() if lane.seen < now - FORGET_AFTER]:
             del self._lanes[key]
             self._turn.remove(key)
-        return Survey(due, due_in, last.suspects, more=new >= PAGE)
+        return Survey(due, due_in, last.suspects, more=new >= PAGE, batches=last.batches)
 
     def plan(self, limit: int, share: Callable[[str], int], now: float, *, limited: bool = False) -> Plan:
         """Plan a claim of up to *limit* jobs, of each lane at most what *share* says of its kind.

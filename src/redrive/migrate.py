@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 OLDEST_SERVER = 12
-OLDEST_SCHEMA = 7
+OLDEST_SCHEMA = 9
 """That this code can work on: the first that was released, and one step behind the latest from then on."""
 DEFAULT_SCHEMA = "redrive"
 LOCK_TIMEOUT = "2s"

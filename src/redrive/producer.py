@@ -81,6 +81,8 @@ class Producer(Service):
         """How often this worker was silent for so long that others may have taken its jobs."""
         self.on_survey: Callable[[str], frozenset[str]] = lambda _breakers: frozenset()
         """Told which breakers are not closed, as JSON; gives their kinds."""
+        self.on_batches: Callable[[], object] = lambda: None
+        """Told that there is a batch which has not ended."""
         self.admit: Callable[[list[ClaimedJob]], list[ClaimedJob]] = lambda jobs: jobs
         """Asked which of the claimed jobs are to run."""
         self._control = control
@@ -265,8 +267,10 @@ class Producer(Service):
             rows = await self._control.run(store.survey(self._control.schema, **self._lanes.look()))
             now = time.monotonic()
             took = now - began
-            due, due_in, suspects, more = self._lanes.surveyed(rows, took, now)
+            due, due_in, suspects, more, batches = self._lanes.surveyed(rows, took, now)
             self._lanes.limits.broken = self.on_survey(self._lanes.limits.breakers)
+        if batches:
+            self.on_batches()
         self._survey_held = now + (took * PATIENCE if took > DEAR and not from_heads else 0.0)
         self._survey_at = max(self._survey_held, now + SURVEY_EVERY)
         self._due_at = now + due_in

@@ -106,6 +106,7 @@ class Pruner(Service):
         await self._control.run(named("prune_workers", schema))
         await self._control.run(named("prune_lane_rates", schema))
         await self._control.run(named("prune_breakers", schema, keep=keep))
+        await self._control.run(named("prune_batches", schema, keep=keep))
         keep = self._settings.retain_audit or NEVER
         await self._control.run(named("prune_requeues", schema, keep=keep))
         if len(await self._control.run(named("prune_audit", schema, window=window, keep=keep))) == window:

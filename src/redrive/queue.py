@@ -10,6 +10,7 @@ import psycopg
 
 from redrive import child, store
 from redrive.audit import Audit, signed
+from redrive.batches import Batches
 from redrive.breakers import Breakers
 from redrive.bulk import Batch
 from redrive.definition import InCode
@@ -59,6 +60,7 @@ class Queue(Registry):
         self.requeues = Requeues(self)
         self.audit = Audit(self)
         self.breakers = Breakers(self)
+        self.batches = Batches(self)
         self._pool: Pool | None = None
 
     @property

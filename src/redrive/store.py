@@ -51,6 +51,8 @@ class Wishes(TypedDict, total=False):
     expires_in: float | timedelta | None
     metadata: dict[str, Any] | None
     """What is to be known beside the payload, such as a trace context."""
+    batch: int | None
+    """The id of a batch that was opened in the same transaction; see :class:`redrive.batches.Batches`."""
     unique: Literal["until finished", "while pending"]
     """Which jobs of the same key count: those that are pending or running, or only those that are pending."""
     unique_for: float | timedelta
@@ -75,6 +77,7 @@ class Options:
     expires_at: datetime | None = None
     expires_in: float | None = None
     metadata: str | None = None
+    batch: int | None = None
 
 
 def options(
@@ -87,6 +90,7 @@ def options(
     expires_at: datetime | None = None,
     expires_in: float | timedelta | None = None,
     metadata: dict[str, Any] | None = None,
+    batch: int | None = None,
 ) -> Options:
     """Check what an enqueue was given.
 
@@ -110,6 +114,7 @@ def options(
         expires_at=instant(expires_at, "expires_at"),
         expires_in=_wait(expires_in, "expires_in"),
         metadata=_metadata(metadata),
+        batch=batch,
     )
 
 

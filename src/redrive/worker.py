@@ -22,6 +22,7 @@ import psycopg
 
 from redrive import children
 from redrive.alerter import Alerter
+from redrive.batcher import Batcher
 from redrive.connections import Control, is_outage
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
@@ -143,6 +144,7 @@ class Worker:
         done = self.guard.take if settings.breaker else self.writer.put
         self.slots = Slots(self.handlers, settings.concurrency, done)
         self.guard.withdraw = self.slots.withdraw
+        self.batcher = Batcher(self.database, self._write)
         listener = Listener if settings.listen else NoListener
         self.listener = listener(self.database, self._listen, self._claim, self.name)
         self.heartbeat = Heartbeat(
@@ -182,6 +184,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
         self.writer.on_later, self.writer.on_ended = self.producer.expect, self._ended
+        self.producer.on_batches = self.batcher.ask
         self.producer.on_survey, self.producer.admit = self.guard.learn, self.guard.admit
         self.slots.on_acquitted = self.writer.acquit
         self.pruner = Pruner(self.database, self._write, settings)
@@ -282,9 +285,11 @@ class Worker:
         await _until(lambda: self.scheduler.settled or stopping.is_set(), PATIENCE)
         while not stopping.is_set():
             await _until(lambda: quiet() or stopping.is_set())
+            ended = self.batcher.ended
             self.producer.ask()
             await _until(lambda: self.producer.found is not None or stopping.is_set())
-            if self.producer.found is False and quiet():
+            await _until(lambda: not self.batcher.asked or stopping.is_set(), PATIENCE)  # what follows a batch is due
+            if self.producer.found is False and quiet() and ended == self.batcher.ended:
                 return
 
     async def _demand_migrated(self, stopping: asyncio.Event) -> None:
@@ -360,7 +365,7 @@ class Worker:
         return (*self._in_loop(), self.reaper, self.scheduler)
 
     def _in_loop(self) -> Iterable[Service]:
-        workers_own = (self.producer, self.writer, self.guard, self.listener)
+        workers_own = (self.producer, self.writer, self.guard, self.batcher, self.listener)
         return (*workers_own, self.pruner, self.requeuer, self.alerter, self.recorder, self.scrape)
 
     def _give_up_on_database(self) -> None:

@@ -30,6 +30,7 @@ COMMANDS = {
     "limit": "redrive.cli.kinds",
     "kinds": "redrive.cli.kinds",
     "breakers": "redrive.cli.breakers",
+    "batches": "redrive.cli.batches",
     "schedules": "redrive.cli.schedules",
     "prune": "redrive.cli.prune",
     "audit": "redrive.cli.audit",

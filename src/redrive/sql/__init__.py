@@ -76,6 +76,7 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
         "slots": within("schedule_slots"),
         "kinds": within("kinds"),
         "breakers": within("breakers"),
+        "batches": within("batches"),
         "lane_rates": within("lane_rates"),
         "audit": within("audit"),
         "requeues": within("requeues"),

@@ -5,12 +5,12 @@
 ------------------------------------------------------------------------------------------------ what producers say
 
 -- name: insert_job
-INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, lane, expires_at, metadata)
+INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, lane, expires_at, metadata, batch)
 SELECT %(kind)s::text, %(payload)s::text::jsonb,
        coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
        %(priority)s::smallint, %(max_attempts)s::int, %(lane)s::text,
        coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
-       %(metadata)s::text::jsonb
+       %(metadata)s::text::jsonb, %(batch)s::bigint
 RETURNING id, true AS created
 
 -- name: insert_keyed_job
@@ -19,12 +19,12 @@ RETURNING id, true AS created
 WITH existing AS (
     SELECT id FROM {jobs} WHERE key = %(key)s::text AND status IN ('pending', 'running')
 ), created AS (
-    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata, batch)
     SELECT %(kind)s::text, %(payload)s::text::jsonb,
            coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
            %(priority)s::smallint, %(max_attempts)s::int, %(key)s::text, %(lane)s::text,
            coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
-           %(metadata)s::text::jsonb
+           %(metadata)s::text::jsonb, %(batch)s::bigint
     WHERE NOT EXISTS (SELECT FROM existing)
     ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
     RETURNING id
@@ -60,12 +60,12 @@ WITH lately AS (
       AND NOT EXISTS (SELECT FROM lately)
     RETURNING id
 ), created AS (
-    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata, batch)
     SELECT %(kind)s::text, %(payload)s::text::jsonb,
            coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
            %(priority)s::smallint, %(max_attempts)s::int, %(key)s::text, %(lane)s::text,
            coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
-           %(metadata)s::text::jsonb
+           %(metadata)s::text::jsonb, %(batch)s::bigint
     WHERE NOT EXISTS (SELECT FROM lately) AND NOT EXISTS (SELECT FROM live WHERE waits OR NOT %(while_pending)s)
       AND (SELECT count(*) FROM freed) >= 0 -- first
     ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
@@ -88,12 +88,12 @@ WITH given AS (
     SELECT ordinal, payload, key, lane
     FROM unnest(%(payloads)s::text[], %(keys)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS g(payload, key, lane, ordinal)
 ), created AS (
-    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata)
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata, batch)
     SELECT %(kind)s::text, payload::jsonb,
            coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
            %(priority)s::smallint, %(max_attempts)s::int, key, coalesce(g.lane, %(lane)s::text),
            coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
-           %(metadata)s::text::jsonb
+           %(metadata)s::text::jsonb, %(batch)s::bigint
     FROM given g
     WHERE (SELECT j.id FROM {jobs} j WHERE j.key = g.key AND j.status IN ('pending', 'running')) IS NULL
     ORDER BY ordinal
@@ -115,7 +115,7 @@ COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
 -- are looked at from where it says, and for others it looks in the gaps between those, where as a rule no entry is.
 -- Paused kinds are not looked at. The last row is about no lane: what time it is, whether a job waits for its trial, and
 -- which kinds have limits, each with the seconds after which it may be worth while to ask again, and whether the end of a
--- job makes it so; and which breakers are not closed.
+-- job makes it so; which breakers are not closed; and whether a batch has not ended.
 WITH RECURSIVE paused AS MATERIALIZED (
     SELECT ARRAY(
         SELECT kind FROM {kinds} WHERE paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true)
@@ -144,7 +144,7 @@ WITH RECURSIVE paused AS MATERIALIZED (
     ) n
 )
 SELECT k.kind, k.priority, k.lane, f.run_at, f.id, false AS suspects, NULL::text[] AS limited, NULL::float8[] AS pauses,
-       NULL::boolean[] AS by_running, NULL AS breakers
+       NULL::boolean[] AS by_running, NULL AS breakers, NULL::boolean AS batches
 FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[],
             %(starts)s::timestamptz[], %(start_ids)s::bigint[]) AS k(kind, priority, lane, start, start_id)
 CROSS JOIN LATERAL (
@@ -156,7 +156,7 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) f
 UNION ALL
-(SELECT kind, priority, lane, run_at, id, false, NULL, NULL, NULL, NULL FROM found LIMIT %(page)s)
+(SELECT kind, priority, lane, run_at, id, false, NULL, NULL, NULL, NULL, NULL FROM found LIMIT %(page)s)
 UNION ALL
 SELECT NULL, NULL, NULL, {clock}(), NULL,
        EXISTS (
@@ -180,7 +180,8 @@ SELECT NULL, NULL, NULL, {clock}(), NULL,
                       extract(epoch FROM {clock}() - opened_at)
                   ))::text
            FROM {breakers} WHERE state <> 'closed'
-       )
+       ),
+       EXISTS (SELECT FROM {batches} WHERE ended_at IS NULL)
 
 -- name: claim_jobs
 -- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
@@ -1130,6 +1131,60 @@ FROM {kinds} k
 WHERE (paused_at IS NOT NULL OR num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0)
   AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind
+
+-- name: open_batch
+INSERT INTO {batches} (name, follower, created_at) VALUES (%(name)s::text, %(follower)s::text::jsonb, {clock}()) RETURNING id
+
+-- name: end_batches
+-- Of a batch no job comes to be after its commit, so where this sees none alive all have ended. What follows is told how;
+-- of the dead the first thousand by name.
+WITH over AS MATERIALIZED (
+    SELECT id FROM {batches} b
+    WHERE ended_at IS NULL
+      AND NOT EXISTS (SELECT FROM {jobs} j WHERE j.batch = b.id AND j.status IN ('pending', 'running'))
+    ORDER BY id
+    LIMIT 100
+    FOR UPDATE SKIP LOCKED
+), counted AS (
+    SELECT o.id, count(j.id) AS jobs, count(*) FILTER (WHERE status = 'succeeded') AS succeeded,
+           count(*) FILTER (WHERE status = 'failed') AS failed, count(*) FILTER (WHERE status = 'dead') AS dead
+    FROM over o LEFT JOIN {jobs} j ON j.batch = o.id
+    GROUP BY o.id
+), ended AS (
+    UPDATE {batches} b
+    SET ended_at = {clock}(), jobs = c.jobs, succeeded = c.succeeded, failed = c.failed, dead = c.dead
+    FROM counted c
+    WHERE b.id = c.id
+    RETURNING b.id, b.name, b.follower, b.jobs, b.succeeded, b.failed, b.dead
+)
+SELECT id, name, jobs, succeeded, failed, dead, {schema}.follow(jsonb_build_array(follower || jsonb_build_object(
+           'payload', jsonb_build_object(
+               'batch', id, 'name', name, 'jobs', jobs, 'succeeded', succeeded, 'failed', failed,
+               'dead', to_jsonb(ARRAY(
+                   SELECT j.id FROM {jobs} j WHERE j.batch = e.id AND j.status = 'dead' ORDER BY j.id LIMIT 1000
+               )),
+               'payload', (follower ->> 'payload')::jsonb
+           )::text
+       ))) AS followed
+FROM ended e
+
+-- name: list_batches
+-- Counted are the jobs of those that have not ended, up to a limit each.
+SELECT b.id, b.name, b.follower ->> 'kind' AS kind, b.created_at, b.ended_at,
+       coalesce(b.jobs, c.jobs) AS jobs, coalesce(b.succeeded, c.succeeded) AS succeeded,
+       coalesce(b.failed, c.failed) AS failed, coalesce(b.dead, c.dead) AS dead
+FROM (
+    SELECT * FROM {batches} WHERE %(ended)s OR ended_at IS NULL ORDER BY id DESC LIMIT %(limit)s
+) b
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs, count(*) FILTER (WHERE status = 'succeeded') AS succeeded,
+           count(*) FILTER (WHERE status = 'failed') AS failed, count(*) FILTER (WHERE status = 'dead') AS dead
+    FROM (SELECT status FROM {jobs} j WHERE b.ended_at IS NULL AND j.batch = b.id LIMIT %(most)s) j
+) c
+ORDER BY b.id DESC
+
+-- name: prune_batches
+DELETE FROM {batches} WHERE ended_at < {clock}() - make_interval(secs => %(keep)s::float8)
 
 -- name: open_breaker
 -- The kind's row is locked before the breaker's, as a claim does. Where the breaker is open already, a worker that saw the

@@ -1,0 +1,66 @@
+"""Ends the batches whose jobs have all ended, and enqueues what follows: on every worker, and each batch once.
+
+It looks only where a look at the lanes has said that a batch is open, and seldomer the longer a look takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from redrive.service import FOR_EVER, Database, Service
+from redrive.statements import named
+
+if TYPE_CHECKING:
+    from redrive.connections import Control
+
+PATIENCE = 20
+"""A look is followed by a pause of so many times its own duration."""
+SHORTEST = 0.2
+
+_log = logging.getLogger("redrive")
+
+
+class Batcher(Service):
+    """Ends batches."""
+
+    name = "batches"
+
+    def __init__(self, database: Database, control: Control) -> None:
+        super().__init__(database)
+        self.asked = False
+        """Somebody has seen an open batch since the last look."""
+        self.ended = 0
+        """Batches that this worker has ended."""
+        self._control = control
+        self._rested_at = 0.0
+
+    def ask(self) -> None:
+        """There is an open batch: look whether its jobs have ended."""
+        self.asked = True
+        self.wake()
+
+    async def tick(self) -> float:
+        """Look once, where somebody asked."""
+        if not self.asked:
+            return FOR_EVER
+        if (rest := self._rested_at - time.monotonic()) > 0:
+            return rest
+        began = time.monotonic()
+        rows = await self._control.run(named("end_batches", self._control.schema))
+        now = time.monotonic()
+        self.asked, self._rested_at = False, now + max(SHORTEST, PATIENCE * (now - began))
+        self.ended += len(rows)
+        for row in rows:
+            _log.info(
+                "batch %s (%s) has ended: %s of %s jobs succeeded, %s failed, %s dead",
+                row.id,
+                row.name or "no name",
+                row.succeeded,
+                row.jobs,
+                row.failed,
+                row.dead,
+                extra={"batch": row.id},
+            )
+        return 0.0 if len(rows) else FOR_EVER

@@ -1,0 +1,195 @@
+"""Batches: jobs that are enqueued together, and one that follows when the last of them has ended, however it ended.
+
+A batch is whole or not at all: it is opened, filled and committed in one transaction. Workers see to what follows.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
+
+from psycopg.rows import class_row
+
+from redrive import store
+from redrive.bulk import would_begin
+from redrive.errors import InvalidOption
+from redrive.handlers import Enqueuer
+from redrive.sql import spoken
+from redrive.statements import Statement, arun, named, run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from psycopg import AsyncConnection, Connection
+
+    from redrive.job import Enqueued
+    from redrive.pool import Pool
+    from redrive.store import Wishes
+
+MOST_COUNTED = 10_000
+"""Jobs of a batch that has not ended are counted up to so many."""
+
+
+class Desk(Enqueuer, Protocol):
+    """The queue as its batches see it."""
+
+    @property
+    def schema(self) -> str:
+        """The schema of the tables."""
+
+    @property
+    def pool(self) -> Pool:
+        """The queue's own connections."""
+
+    def ask(self, statement: Statement[Any], connection: Connection[Any] | None = None) -> list[Any]:
+        """Run a statement."""
+
+    async def ask_async(self, statement: Statement[Any], connection: AsyncConnection[Any] | None = None) -> list[Any]:
+        """Run a statement from async code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A batch as it stands."""
+
+    id: int
+    name: str | None
+    kind: str
+    """Of the job that follows."""
+    created_at: datetime
+    ended_at: datetime | None
+    """When the last of its jobs had ended; None while some have not."""
+    jobs: int
+    """How many there are; before the end they are counted up to 10,000, the others among them."""
+    succeeded: int
+    failed: int
+    dead: int
+
+
+class Batch:
+    """A batch that is being filled."""
+
+    def __init__(self, queue: Desk, number: int, connection: Any) -> None:
+        self.id = number
+        self._queue, self._connection = queue, connection
+
+    def enqueue(self, kind: str, payload: Any = None, *, key: str | None = None, **options: Unpack[Wishes]) -> Enqueued:
+        """Enqueue a job of the batch; as :meth:`redrive.Queue.enqueue`. With a key that lives, that job is no part."""
+        options["batch"] = self.id
+        return self._queue.enqueue(kind, payload, connection=self._connection, key=key, **options)
+
+    def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        key: Callable[[Any], str] | None = None,
+        **options: Unpack[Wishes],
+    ) -> int:
+        """Enqueue a job of the batch for each payload; as :meth:`redrive.Queue.enqueue_many`."""
+        options["batch"] = self.id
+        return self._queue.enqueue_many(kind, payloads, connection=self._connection, key=key, **options)
+
+
+class AsyncBatch:
+    """A batch that is being filled from async code."""
+
+    def __init__(self, queue: Desk, number: int, connection: Any) -> None:
+        self.id = number
+        self._queue, self._connection = queue, connection
+
+    async def enqueue(
+        self, kind: str, payload: Any = None, *, key: str | None = None, **options: Unpack[Wishes]
+    ) -> Enqueued:
+        """Enqueue a job of the batch; see :meth:`Batch.enqueue`."""
+        options["batch"] = self.id
+        return await self._queue.enqueue_async(kind, payload, connection=self._connection, key=key, **options)
+
+    async def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        key: Callable[[Any], str] | None = None,
+        **options: Unpack[Wishes],
+    ) -> int:
+        """Enqueue a job of the batch for each payload; see :meth:`Batch.enqueue_many`."""
+        options["batch"] = self.id
+        return await self._queue.enqueue_many_async(kind, payloads, connection=self._connection, key=key, **options)
+
+
+Rows = list[State]  # within Batches, list is its method
+
+
+class Batches:
+    """The batches of a queue: ``queue.batches``."""
+
+    def __init__(self, queue: Desk) -> None:
+        self._queue = queue
+
+    @contextmanager
+    def open(
+        self,
+        then: Any,
+        payload: Any = None,
+        *,
+        name: str = "",
+        connection: Connection[Any] | None = None,
+        **options: Unpack[Wishes],
+    ) -> Iterator[Batch]:
+        """Fill a batch: ``with queue.batches.open("report", {...}) as batch: batch.enqueue(...)``.
+
+        When the last of its jobs has ended, a job of the kind *then* (or of that handler) is enqueued. Its payload says
+        how: ``batch``, ``name``, ``jobs``, ``succeeded``, ``failed``, ``dead`` (a list of ids, a thousand at most), and
+        *payload*. The batch is committed at the end of the block, or with the transaction of *connection*.
+
+        Raises:
+            InvalidPayload: with the path of the value that can't be stored as it is.
+            InvalidOption: naming the value and the remedy.
+        """
+        statement = self._opened(then, payload, name, options)
+        if connection is not None and would_begin(connection):
+            run(connection, named("clock", self._queue.schema))  # begins it, as any statement of theirs would
+        given = nullcontext(connection) if connection is not None else self._queue.pool.connection()
+        with given as own, own.transaction():
+            yield Batch(self._queue, run(own, statement)[0].id, own)
+
+    @asynccontextmanager
+    async def open_async(
+        self,
+        then: Any,
+        payload: Any = None,
+        *,
+        name: str = "",
+        connection: AsyncConnection[Any] | None = None,
+        **options: Unpack[Wishes],
+    ) -> AsyncIterator[AsyncBatch]:
+        """Fill a batch from async code; see :meth:`open`."""
+        statement = self._opened(then, payload, name, options)
+        if connection is not None and would_begin(connection):
+            await arun(connection, named("clock", self._queue.schema))
+        given = nullcontext(connection) if connection is not None else self._queue.pool.async_connection()
+        async with given as own, own.transaction():
+            yield AsyncBatch(self._queue, (await arun(own, statement))[0].id, own)
+
+    def list(self, *, ended: bool = True, limit: int = 50, connection: Connection[Any] | None = None) -> Rows:
+        """List batches, newest first; without *ended* those of which jobs are left."""
+        return self._queue.ask(self._list(ended=ended, limit=limit), connection)
+
+    async def list_async(
+        self, *, ended: bool = True, limit: int = 50, connection: AsyncConnection[Any] | None = None
+    ) -> Rows:
+        """List batches from async code; see :meth:`list`."""
+        return await self._queue.ask_async(self._list(ended=ended, limit=limit), connection)
+
+    def _opened(self, then: Any, payload: Any, name: str, options: Wishes) -> Statement[Any]:
+        if "key" in options:
+            raise InvalidOption("a key of what follows a batch would keep it from following where another has it")
+        follower = self._queue.follower(then, payload, None, options)
+        return named("open_batch", self._queue.schema, name=store.remark(name, "name"), follower=follower)
+
+    def _list(self, *, ended: bool, limit: int) -> Statement[State]:
+        params = {"ended": bool(ended), "limit": limit, "most": MOST_COUNTED}
+        return Statement(spoken("list_batches", self._queue.schema), class_row(State), params)
