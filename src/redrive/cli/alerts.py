@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +53,8 @@ def alerts(ctx: click.Context, database_url: str | None, schema: str | None, *, 
 @click.pass_context
 def test(ctx: click.Context) -> None:
     """Send a test message over each channel that is set up here; exit 1 when one of them fails."""
+    import asyncio
+
     from redrive import alerter
     from redrive.messengers import messengers
 
@@ -76,6 +77,8 @@ def test(ctx: click.Context) -> None:
 @click.pass_context
 def check(ctx: click.Context) -> None:
     """Look now, and send what is news and what waits; exit 1 when something could not be sent."""
+    import asyncio
+
     from redrive import alerter
     from redrive.messengers import messengers
 
@@ -102,6 +105,8 @@ def _asker(now: Session) -> Ask:
 
 
 def _rehearse(now: Session, *, as_json: bool) -> None:
+    import asyncio
+
     from redrive import alerter
     from redrive.alerts import compare, judge, rules
     from redrive.messengers import plain_text
