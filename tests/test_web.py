@@ -239,6 +239,22 @@ def test_guessing_passwords_is_slowed_down(queue):
     assert sign_in(browser).status_code == 429  # the right one as well: nothing is told meanwhile
 
 
+def test_prometheus_brings_its_password_with_each_request(queue):
+    pytest.importorskip("prometheus_client")
+    queue.enqueue("mail")
+    browser = client(desk(queue, password=PASSWORD, look_password=LOOKS))
+    for password in (PASSWORD, LOOKS):
+        answer = browser.get("/metrics", auth=("prometheus", password))
+        assert answer.status_code == 200
+        assert re.search(r'^redrive_\w+{kind="mail".*} 1', answer.text, re.MULTILINE)
+    assert browser.get("/jobs", auth=("prometheus", PASSWORD)).status_code == 401  # people sign in
+    assert browser.post("/metrics", auth=("prometheus", PASSWORD)).status_code in (403, 405)
+    for _ in range(6):
+        assert browser.get("/metrics", auth=("prometheus", "wrong password")).status_code == 401
+    assert browser.get("/metrics", auth=("prometheus", PASSWORD)).status_code == 401  # it has to wait, as people do
+    assert browser.get("/metrics", headers={"Authorization": "Basic nonsense"}).status_code == 401
+
+
 def test_a_wait_is_over_after_a_minute():
     now = [0.0]
     tries = Tries(clock=lambda: now[0])

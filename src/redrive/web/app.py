@@ -23,6 +23,7 @@ from redrive.connections import is_outage
 from redrive.curtain import Curtain
 from redrive.errors import InvalidOption, NoDatabase, RedriveError
 from redrive.masking import mask_text
+from redrive.metrics import Fleet
 from redrive.web import shown
 from redrive.web.guard import Guard, visit
 from redrive.web.operators import Access, Tries, given_passwords
@@ -57,6 +58,8 @@ class Desk:
         self.reader = Reader(queue)
         self.shared = Shared()
         self.tries = Tries()
+        self.fleet: Fleet | None = None
+        """The page of metrics, once somebody has asked for it."""
         self.curtain = Curtain.of(queue.handlers)
         self.timeouts = situation.timeouts(queue.handlers)
         # Of several processes each has to know the others' forms, and all of them have the same database.
@@ -69,7 +72,9 @@ class Desk:
             routes=[*own, Mount("/static", static, name="static")],
             exception_handlers={HTTPException: self._http_error, Exception: self._error},
         )
-        self._guard = Guard(self.app, access=access, sessions=self.sessions, refused=self.refused, hosts=hosts)
+        self._guard = Guard(
+            self.app, access=access, sessions=self.sessions, refused=self.refused, tries=self.tries, hosts=hosts
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

@@ -6,6 +6,7 @@ desk's own pages: the browser says from where (Origin, Sec-Fetch-Site), and the 
 
 from __future__ import annotations
 
+import base64
 import inspect
 import ipaddress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from redrive.web.operators import Access, Operator, operator
+from redrive.web.operators import Access, Operator, Tries, operator
 from redrive.web.sessions import COOKIE, LASTS, Session, Sessions
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/login", "/static")
 """Paths that need no operator: the page to sign in, and what it looks like."""
+BY_HEADER = ("/metrics",)
+"""Paths for programs, which bring a password with each request (HTTP Basic) and can't sign in."""
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -77,8 +80,10 @@ class Guard:
         access: Access,
         sessions: Sessions,
         refused: Callable[[Request, int, str], Response],
+        tries: Tries,
         hosts: Iterable[str] = (),
     ) -> None:
+        self._tries = tries
         self._pages = pages
         self._access = access
         self._sessions = sessions
@@ -147,12 +152,24 @@ class Guard:
 
     async def _operator(self, request: Request) -> Operator | None:
         if self._access.signs_in:
+            if _path(request.scope) in BY_HEADER and (given := _basic(request)) is not None:
+                return self._scraper(request, given)
             session = visit(request).session
             if session.role not in self._access.passwords:
                 return None
             return Operator(session.name or session.role, acts=session.role == "act")
         who = self._access.ask(request)
         return operator(await who if inspect.isawaitable(who) else who)
+
+    def _scraper(self, request: Request, password: str) -> Operator | None:
+        """Take the password of a program that can't sign in; it may look, whoever's it is."""
+        whence = address(request)
+        if self._tries.wait(whence):
+            return None
+        if self._access.role(password) is None:
+            self._tries.failed(whence)
+            return None
+        return Operator("a program", acts=False)
 
     def _wrong_host(self, request: Request) -> str | None:
         host = request.headers.get("host", "")
@@ -184,6 +201,17 @@ def _from_here(request: Request) -> bool:
         return ipaddress.ip_address(address(request)).is_loopback
     except ValueError:
         return False
+
+
+def _basic(request: Request) -> str | None:
+    """Give the password of the Authorization header, None where there is none that can be read."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(given, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return None
 
 
 def _well_formed(host: str) -> bool:

@@ -27,6 +27,7 @@ def routes(desk: Desk) -> list[Route]:
         "schedules": ("/schedules", pages.schedules),
         "schedule": ("/schedules/one", pages.schedule),
         "audit": ("/audit", pages.audit),
+        "metrics": ("/metrics", pages.metrics),
         "login": ("/login", entrance.login_page),
     }
     acts = {
