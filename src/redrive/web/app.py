@@ -23,7 +23,6 @@ from redrive.connections import is_outage
 from redrive.curtain import Curtain
 from redrive.errors import InvalidOption, NoDatabase, RedriveError
 from redrive.masking import mask_text
-from redrive.metrics import Fleet
 from redrive.web import shown
 from redrive.web.guard import Guard, visit
 from redrive.web.operators import Access, Tries, given_passwords
@@ -58,8 +57,6 @@ class Desk:
         self.reader = Reader(queue)
         self.shared = Shared()
         self.tries = Tries()
-        self.fleet: Fleet | None = None
-        """The page of metrics, once somebody has asked for it."""
         self.curtain = Curtain.of(queue.handlers)
         self.timeouts = situation.timeouts(queue.handlers)
         # Of several processes each has to know the others' forms, and all of them have the same database.

@@ -1,6 +1,6 @@
 """What Prometheus scrapes at the desk: how it stands with all workers and kinds. Behind the gate, as every page.
 
-A scraper has no cookie, so where the desk asks for a password it is the workers that are to be scraped.
+A scraper has no cookie: it brings a password with each request, see :data:`redrive.web.guard.BY_HEADER`.
 """
 
 from __future__ import annotations

@@ -6,14 +6,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from redrive import schedules as plans
 from redrive import search, situation, store
 from redrive.audit import Act, Audit, Which
 from redrive.curtain import gist
 from redrive.errors import InvalidOption
-from redrive.metrics import Fleet
 from redrive.timetable import timetable
 from redrive.web.page import Page
 from redrive.web.readings import drawn, known_kinds, part, pressure
@@ -190,14 +188,6 @@ def audit(desk: Desk, request: Request) -> Page:
     after = rows[ROWS - 1].id if len(rows) > ROWS else None
     context = {"rows": [audited(desk, row) for row in rows[:ROWS]], "after": after, "which": which}
     return Page("audit.html", {"nav": "audit", **context})
-
-
-def metrics(desk: Desk, request: Request) -> Response:
-    """How it stands, for Prometheus; needs the extra redrive[prometheus]."""
-    if desk.fleet is None:
-        desk.fleet = Fleet(desk.reader)
-    text, content_type = desk.fleet.page(request.headers.get("accept", ""))
-    return Response(text, headers={"content-type": content_type})
 
 
 def audited(desk: Desk, row: Act) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def routes(desk: Desk) -> list[Route]:
         "schedules": ("/schedules", pages.schedules),
         "schedule": ("/schedules/one", pages.schedule),
         "audit": ("/audit", pages.audit),
-        "metrics": ("/metrics", pages.metrics),
+        "metrics": ("/metrics", metrics),
         "login": ("/login", entrance.login_page),
     }
     acts = {
@@ -45,7 +45,6 @@ def routes(desk: Desk) -> list[Route]:
         "sign_out": ("/logout", entrance.sign_out),
     }
     return [
-        Route("/metrics", desk.view(metrics), name="metrics", methods=["GET"]),
         *(Route(path, desk.view(view), name=name, methods=["GET"]) for name, (path, view) in looks.items()),
         *(Route(path, desk.action(action), name=name, methods=["POST"]) for name, (path, action) in acts.items()),
     ]
