@@ -83,7 +83,7 @@ def test_a_weak_way_in_is_refused(queue, given, why):
 
 
 def test_an_unauthenticated_request_to_every_route_is_refused(queue):
-    """The route table itself is walked: a new page can't be forgotten."""
+    """OP-05: the route table itself is walked, so a new page can't be forgotten."""
     pages = desk(queue, password=PASSWORD)
     browser = client(pages)
     own_token = token(browser.get("/login"))
@@ -106,6 +106,7 @@ def test_an_unauthenticated_request_to_every_route_is_refused(queue):
 
 
 def test_every_form_is_refused_without_its_token_or_from_elsewhere(queue):
+    """OP-05."""
     pages = desk(queue, local=True)
     browser = client(pages)
     good = token(browser.get("/kinds"))
@@ -342,6 +343,7 @@ def test_what_strangers_wrote_is_inert_everywhere(queue, conn, page):
 
 
 def test_secrets_are_masked_wherever_they_are_shown(queue, conn, page):
+    """OP-04."""
     made = queue.enqueue("mail", {"password": "hunter2", "to": "ann"}).id
     conn.execute(
         "update redrive.jobs set status = 'dead', last_error = 'login failed: password=hunter2', "
@@ -431,7 +433,7 @@ def test_search_by_address_and_its_errors(queue, page):
 
 
 def test_dead_jobs_are_sent_back_once_they_were_seen(queue, conn, page):
-    """OP-01: what is meant is shown with its number first, and moved by the form that follows."""
+    """OP-03: what is meant is shown with its number first, and moved by the form that follows."""
     ids = [queue.enqueue("mail").id for _ in range(3)]
     conn.execute("update redrive.jobs set status = 'dead', last_error = 'boom' where id < %s", (ids[2],))
     seen = page.get("/jobs/confirm", params={"do": "requeue", "id": ids})
@@ -455,7 +457,7 @@ def test_all_that_match_are_meant_beyond_the_page(queue, conn, page):
 
 
 def test_more_than_one_is_sent_back_over_time_one_first(queue, conn, page):
-    """OP-04: the workers do it, whoever asked; until then it can be stopped."""
+    """OP-03: the workers do it, whoever asked; until then it can be stopped."""
     conn.execute(
         "insert into redrive.jobs (kind, status, last_error) select 'mail', 'dead', 'boom' from generate_series(1, 5)"
     )
@@ -478,7 +480,7 @@ def test_more_than_one_is_sent_back_over_time_one_first(queue, conn, page):
 
 
 def test_a_payload_is_changed_before_its_job_is_sent_back(queue, conn, page):
-    """OP-05: what it was is kept in the audit."""
+    """What it was is kept in the audit."""
     first, second = (
         queue.enqueue("mail", {"to": "nan@example.com"}).id,
         queue.enqueue("mail", {"to": "x", "token": "t"}).id,
@@ -578,6 +580,21 @@ def test_a_kind_is_paused_limited_and_resumed(queue, page):
         answer = post(page, "/kinds/limit", kind="mail", **fields)
         assert answer.status_code == 400
         assert why in text(answer)
+
+
+def test_what_waits_for_later_is_run_now(queue, conn, page):
+    """After the fix nobody has to wait out an hour of back-off; the attempts stay as they are."""
+    later, due = queue.enqueue("mail", delay=3600).id, queue.enqueue("mail").id
+    conn.execute("update redrive.jobs set attempts = 3 where id = %s", (later,))
+    assert "Run now" in text(page.get(f"/jobs/{later}"))
+    assert "Run now" not in text(page.get(f"/jobs/{due}"))
+    assert "Run now 1 job?" in text(page.get("/jobs/confirm?do=hurry&all=1&q=kind:mail"))
+    answer = post(page, "/jobs/act", do="hurry", id=[later, due], reason="mended")
+    assert "1 job due now; 1 left alone" in text(page.get(answer.headers["location"]))
+    [[attempts, now_due]] = conn.execute("select attempts, run_at <= now() from redrive.jobs where id = %s", (later,))
+    assert (attempts, now_due) == (3, True)
+    [act] = queue.audit.list()
+    assert (act.action, act.moved, act.reason) == ("run now", 1, "mended")
 
 
 def test_what_a_breaker_holds_is_seen_and_let_go(queue, page):
@@ -738,6 +755,7 @@ def test_a_reading_that_fails_is_tried_by_the_next_who_asks():
 
 
 def test_ten_tabs_ask_once(queue):
+    """OP-01."""
     pages = desk(queue, local=True)
     browsers = [client(pages) for _ in range(10)]
     browsers[0].get("/")

@@ -1938,6 +1938,26 @@ WHERE status = 'pending' AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind, priority, lane, run_at, id
 LIMIT %(limit)s
 
+-- name: desk_run_now
+-- Let pending jobs run now that wait for a later time, with the row in the audit. Their attempts stay as they are.
+WITH chosen AS MATERIALIZED (
+    SELECT id FROM {jobs}
+    WHERE id = ANY(%(ids)s::bigint[]) AND status || '' = 'pending' AND run_at > {clock}()
+    ORDER BY id
+    FOR NO KEY UPDATE
+), moved AS (
+    UPDATE {jobs} SET run_at = {clock}(), updated_at = {clock}()
+    WHERE id = ANY(ARRAY(SELECT id FROM chosen))
+    RETURNING id
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, skipped, job_id)
+    SELECT {clock}(), %(who)s::text, 'run now', jsonb_build_object('ids', %(ids)s::bigint[]), %(why)s::text,
+           (SELECT count(*) FROM moved), cardinality(%(ids)s::bigint[]) - (SELECT count(*) FROM moved),
+           CASE WHEN cardinality(%(ids)s::bigint[]) = 1 THEN (%(ids)s::bigint[])[1] END
+    WHERE EXISTS (SELECT FROM moved)
+)
+SELECT id FROM moved ORDER BY id
+
 -- name: desk_history
 SELECT * FROM {failures} WHERE job_id = %(id)s::bigint ORDER BY id DESC LIMIT %(limit)s
 

@@ -12,6 +12,7 @@ from redrive import search, situation, store
 from redrive.audit import Act, Audit, Which
 from redrive.curtain import gist
 from redrive.errors import InvalidOption
+from redrive.stats import Stats
 from redrive.timetable import timetable
 from redrive.web.page import Page
 from redrive.web.readings import drawn, known_kinds, part, pressure
@@ -123,6 +124,7 @@ def kinds(desk: Desk, request: Request) -> Page:
             "rows": sorted(rows, key=lambda row: row.kind),
             "all": everything,
             "breakers": late.rows["breakers"],
+            "hour": desk.shared.get("hour", 60.0, lambda: {row.kind: row for row in Stats(desk.reader).kinds("1h")}),
             "known": known,
             "chosen": chosen,
             "spans": SPANS,

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from redrive import search
+from redrive.audit import signed
 from redrive.ended import Ended
 from redrive.errors import InvalidOption
 from redrive.groups import Groups
 from redrive.job import LIVE
 from redrive.requeues import Requeues, changed, loaded
+from redrive.statements import named
 from redrive.web.deeds import read_rate
 from redrive.web.page import Done, Form, Page, Refused
 from redrive.words import jobs as in_words
@@ -33,7 +35,9 @@ AT_ONCE = 1_000
 """Jobs that a form sends back while one waits for the answer; more are left to the workers."""
 PATIENCE = 10.0
 """Seconds for which all that match are looked for."""
-VERBS = {"requeue": "Send back", "cancel": "Cancel"}
+VERBS = {"requeue": "Send back", "cancel": "Cancel", "hurry": "Run now"}
+STATES = {"requeue": ("dead", "failed"), "cancel": LIVE, "hurry": ("pending",)}
+"""In which states a job can be for each."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,22 @@ def act(desk: Desk, request: Request, form: Form) -> Done:
         return _send_back(desk, given, form, by, reason)
     meant = find(desk, deed, given)
     ids = meant.which.ids or []
+    if deed == "hurry":
+        moved = _run_now(desk, ids, by, reason) if ids else 0
+        return _done(given, form, f"{in_words(moved)} due now", moved, meant.count - moved + meant.strays)
     states = list(desk.queue.cancel(*ids, by=by, reason=reason).values()) if ids else []
     cancelled, asked = states.count("pending"), states.count("running")
     said = f"{in_words(cancelled)} cancelled" + (f", {number(asked)} running asked to stop" if asked else "")
     return _done(given, form, said, cancelled + asked, meant.count - cancelled - asked + meant.strays)
+
+
+def _run_now(desk: Desk, ids: Sequence[int], by: str, reason: str) -> int:
+    """Let jobs run now that wait for a later time, and wake who runs them."""
+    schema = desk.queue.schema
+    moved = desk.queue.ask(named("desk_run_now", schema, ids=list(ids), **signed(by, reason)))
+    if moved:
+        desk.queue.ask(named("wake", schema))
+    return len(moved)
 
 
 def stop(desk: Desk, request: Request, form: Form) -> Done:
@@ -133,7 +149,7 @@ def find(desk: Desk, deed: str, given: Given) -> Meant:
     wanted = search.read(given.text, sensitive=desk.curtain.sensitive)
     if deed == "requeue" and (which := wanted.ended(desk.now())) is not None:
         return _counted(desk, which)
-    states = ("dead",) if deed == "requeue" else LIVE
+    states = {"requeue": ("dead",), "cancel": LIVE, "hurry": ("scheduled",)}[deed]
     return _named(desk, deed, wanted if wanted.statuses else replace(wanted, statuses=states))
 
 
@@ -148,8 +164,8 @@ def _named(desk: Desk, deed: str, wanted: search.Search) -> Meant:
     found = finder.page(wanted, desk.now(), limit=MOST)
     if not found.searched:
         raise Refused("To find all that match takes too long here: narrow it down, such as by status: or id:.")
-    states = ("dead", "failed") if deed == "requeue" else LIVE
-    fit = [row for row in found.rows if row.status in states]
+    now = desk.now()
+    fit = [row for row in found.rows if row.status in STATES[deed] and (deed != "hurry" or row.run_at > now)]
     ids = [row.id for row in fit]
     by_kind = Counter((row.kind, row.status) for row in fit).most_common()
     counted = number(len(ids)) + ("+" if found.after is not None else "")

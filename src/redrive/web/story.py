@@ -75,11 +75,17 @@ def job(desk: Desk, request: Request) -> Page:
         "drawing": picture.timeline(stretches, now) if stretches else "",
         "acts": [audited(desk, each) for each in Audit(desk.reader).list(job=int(text), limit=20)],
         "whole": row is not None and desk.curtain.data(row.kind, row.payload) == row.payload,
-        "deeds": DEEDS.get(row.status, ()) if row else (),
+        "deeds": deeds(row, now) if row else (),
         "state": state(row, now) if row else "gone",
         "now": now,
     }
     return Page("job.html", context)
+
+
+def deeds(row: Job, now: datetime) -> tuple[str, ...]:
+    """List what can be done with a job as it is."""
+    early = ("hurry",) if row.status == "pending" and row.run_at > now else ()
+    return (*early, *DEEDS.get(row.status, ()))
 
 
 def state(row: Job, now: datetime) -> str:
