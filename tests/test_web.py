@@ -156,6 +156,7 @@ def test_headers_leave_no_room_for_a_strangers_script(page):
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
+        assert headers["cache-control"] == ("no-cache" if "static" in path else "no-store")
     for path in ("/", "/jobs", "/kinds", "/workers", "/schedules", "/dead", "/audit"):
         body = page.get(path).text
         assert not re.search(r"\sstyle=|<style|\son\w+=|javascript:", body), path

@@ -108,7 +108,8 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-store")
+                # What the pages look like is asked for anew, and mostly answered by "not modified".
+                headers.setdefault("Cache-Control", "no-cache" if path.startswith("/static/") else "no-store")
                 if fresh and "set-cookie" not in headers and not path.startswith("/static"):
                     headers.append("Set-Cookie", self.cookie(request, session))
             await send(message)
