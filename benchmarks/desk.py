@@ -154,7 +154,8 @@ def fill(url: str, rows: int) -> None:
 
 
 def freshen(url: str) -> None:
-    """Make what has to be of the last minutes: statistics, and signs of life."""
+    """Bring a database that was kept up to date: its schema, and what has to be of the last minutes."""
+    migrate(url)
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute("TRUNCATE redrive.stats")
         for statement in (STATS, WORKERS):

@@ -702,6 +702,27 @@ def test_a_role_that_may_only_read_gives_a_desk_that_says_so(db, conn):
         queue.close()
 
 
+def test_where_sessions_can_only_read_the_desk_says_so_and_acts_on_nothing(db, conn):
+    """As on a replica, which says the same in another word."""
+    conn.execute("insert into redrive.jobs (kind, status) values ('mail', 'dead')")
+    queue = Queue(psycopg.conninfo.make_conninfo(db, options="-c default_transaction_read_only=on"))
+    browser = client(desk(queue, local=True))
+    shown = browser.get("/jobs/1")
+    assert "its sessions are read-only by default" in text(shown)
+    assert "<form" not in shown.text.split("<main", 1)[1]
+    forged = {"token": desk_token(browser, queue), "do": "requeue", "id": "1"}
+    answer = browser.post("/jobs/act", data=forged, headers={"Origin": "http://localhost"})
+    assert answer.status_code == 400
+    assert "This desk can only look" in text(answer)
+    queue.close()
+
+
+def desk_token(browser, queue):
+    """The token of a browser's session, for a form that no page has shown it."""
+    sessions = Sessions({}, "redrive desk redrive", queue.settings.database_url)
+    return sessions.token(sessions.read(browser.cookies["redrive_desk"]))
+
+
 def test_a_desk_for_looking_only(queue):
     made = queue.enqueue("mail").id
     browser = client(desk(queue, local=True, read_only=True))
