@@ -62,6 +62,10 @@ def broken(conn: psycopg.Connection) -> dict[str, bool]:
     return dict(conn.execute("select kind, broken from redrive.kinds order by kind").fetchall())
 
 
+def suspects(conn: psycopg.Connection, *kinds: str) -> bool:
+    return run(conn, store.survey("redrive", **Lanes(kinds).look()))[-1].suspects
+
+
 @pytest.fixture
 def queue(db):
     with_pool = Queue(db)
@@ -277,6 +281,99 @@ class TestByHand:
             assert (await queue.breakers.close_async("mail", at_once=True)).state == "closed"
 
         asyncio.run(scenario())
+
+
+class TestUnderAttack:
+    """Bad moments and odd rows."""
+
+    def test_a_job_on_trial_may_be_the_probe_since_no_other_may_be_left(self, conn):
+        trip(conn)
+        add(conn, "mail", alone=True)
+        assert claim(conn, "mail", alone=True) == []
+        assert not suspects(conn, "mail"), "workers make no room for what they can't have"
+        with clock(conn) as now:
+            now.move(seconds=5.1)
+            assert suspects(conn, "mail")
+            assert len(claim(conn, "mail", alone=True)) == 1
+            add(conn, "mail")
+            assert claim(conn, "mail") == [], "one probe a pause"
+        assert conn.execute("select probes, probe_pause from redrive.breakers").fetchone() == (1, 10.0)
+
+    def test_to_delete_a_breaker_while_a_probe_is_claimed_is_no_deadlock(self, db, conn):
+        trip(conn)
+        add(conn, "mail", 3)
+        conn.execute("update redrive.breakers set probe_at = now() - interval '1 s'")
+        lanes = Lanes(["mail"])
+        lanes.surveyed(run(conn, store.survey("redrive", **lanes.look())), 0.0, 1.0)
+        plan = lanes.plan(10, lambda _kind: 10, 1.0, limited=True)
+        with psycopg.connect(db) as by_hand:
+            with conn.transaction():
+                locked = run(conn, store.lock_limits("redrive", list(lanes.limits)))
+                by_hand.execute("delete from redrive.breakers")  # its transaction stays open
+                assert len(run(conn, store.claim_limited(WORKER, locked=locked, **plan.params()))) == 1
+            by_hand.commit()
+        assert len(claim(conn, "mail")) == 2
+        assert broken(conn) == {"mail": False}
+
+    def test_the_mark_of_a_kind_goes_with_its_breakers_however_they_went(self, conn):
+        trip(conn)
+        add(conn, "mail", 2)
+        conn.execute("truncate redrive.breakers")
+        assert len(claim(conn, "mail")) == 2
+        assert broken(conn) == {"mail": False}
+
+    def test_who_removes_the_row_of_a_kind_lets_nothing_out(self, conn):
+        trip(conn)
+        add(conn, "mail", 2)
+        conn.execute("delete from redrive.kinds")
+        assert claim(conn, "mail") == []
+        assert len(answered(conn)) == 1
+
+    def test_a_clock_that_went_back_holds_nothing_for_longer_than_a_minute(self, conn):
+        add(conn, "mail", 9, created_at="2020-01-01", run_at="2020-01-01")
+        with clock(conn) as now:
+            now.move(days=3)
+            trip(conn)
+            trip(conn, target="b")
+            now.move(days=-3, seconds=1)
+            assert len(claim(conn, "mail")) == 1
+            assert claim(conn, "mail") == []
+            now.move(days=3)
+            answered(conn)
+            now.move(days=-3, seconds=1)
+            assert len(claim(conn, "mail")) == 1
+            assert claim(conn, "mail") == []
+            now.move(seconds=3)
+            assert len(claim(conn, "mail")) == 2
+
+    def test_a_quiet_hour_before_the_outage_does_not_hold_back_a_busy_one_for_ever(self, conn):
+        trip(conn, usual_rate=0.5)
+        answered(conn)
+        went = 0
+        with clock(conn) as now:
+            for _ in range(30):
+                now.move(seconds=20)
+                add(conn, "mail", 400, created_at=now.now(), run_at=now.now())
+                went += len(claim(conn, "mail", limit=1000))
+                run(conn, named("raise_usual_rates", "redrive"))
+            assert conn.execute("select usual_rate from redrive.breakers").fetchone()[0] == pytest.approx(20, rel=0.1)
+        assert went < 100 + 2 * 20 * 300, "twice what is usual at the most"
+
+    def test_what_is_open_for_nobody_ends_and_what_somebody_waits_for_does_not(self, conn, queue):
+        for target in ("gone", "waited for"):
+            trip(conn, target=target)
+        queue.breakers.open("mail", "by hand")
+        with clock(conn) as now:
+            add(conn, "mail", lane="waited for", run_at=now.now() + timedelta(days=9))
+            now.move(hours=1)
+            assert ended(conn) == []
+            now.move(seconds=10)
+            assert ended(conn) == ["gone"]
+
+    def test_nobody_stumbles_over_the_name_of_a_kind_that_is_not_its_own(self, conn):
+        trip(conn, kind="odd")
+        *_, last = run(conn, store.survey("redrive", **Lanes(["mail"]).look()))
+        assert (last.limited, last.breakers) == ([], None)
 
 
 def test_what_is_closed_is_kept_for_a_while_and_what_is_open_for_ever(conn, queue):

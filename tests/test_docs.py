@@ -217,6 +217,8 @@ def test_each_role_can_do_what_its_page_says(roles, conn):
     insert(conn, "export", status="dead", attempts=5)
     over_time = oncall.requeues.start(Ended(kind="export"), rate=10)
     assert oncall.cancel(jobs[1].id) == {jobs[1].id: "pending"}
+    oncall.breakers.open("fax")
+    assert oncall.breakers.close("fax", at_once=True).state == "closed"
 
     insert(conn, "old", status="succeeded", created_at="2020-01-01", updated_at="2020-01-01")
     insert(conn, "late", expires_at="2020-01-01")
@@ -235,8 +237,14 @@ def test_each_role_can_do_what_its_page_says(roles, conn):
     def export():
         return "done"
 
+    @worker.handler("webhook", target=lambda _payload: "host", backoff=lambda _attempt: 0)
+    def webhook():
+        raise ConnectionError("down")
+
+    worker.enqueue("webhook")
     end = subscribe(troubles.append, TickFailed)
     with Inside(worker):
+        wait_for(lambda: [one.state for one in oncall.breakers.list("webhook")] == ["open"], 30)
         wait_for(lambda: conn.execute("SELECT count(*) FROM redrive.jobs_archive").fetchone() == (1,), 30)
         wait_for(
             lambda: conn.execute("SELECT count(*) FROM redrive.jobs WHERE locked_by = 'gone'").fetchone() == (0,), 30

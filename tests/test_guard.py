@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from dataclasses import replace
@@ -13,8 +14,13 @@ import psycopg
 import pytest
 
 from engine import Inside, states
-from redrive import Breaker, InvalidOption, Queue, Retry, events
-from support import wait_for
+from redrive import Breaker, Discard, InvalidOption, Queue, Retry, Snooze, events
+from redrive.failure import describe
+from redrive.guard import Guard
+from redrive.migrate import migrate
+from redrive.outcome import Finished, Held, Retried
+from redrive.service import Database
+from support import database, wait_for
 
 QUICK = Breaker(probe_every=0.3, probe_longest=0.5)
 
@@ -309,3 +315,126 @@ def test_many_at_once_have_each_its_target(conn, make, service):
     assert queue.enqueue_many("mail", [{"host": "c"}], key=lambda payload: payload["host"]) == 1
     assert queue.enqueue_many("mail", [{"host": "a"}] * 2, lane="mine") == 2
     assert lanes(conn) == {"a": 2, "b": 1, "c": 1, "mine": 2}
+
+
+@pytest.mark.parametrize("ends", [KeyError("no such user"), Discard("unsubscribed"), Snooze(60)])
+def test_a_probe_that_meets_no_outage_ends_it_however_its_job_ends(conn, make, service, ends):
+    def handle(payload: Any) -> None:
+        service.call(payload)
+        raise ends
+
+    queue = make(handle, backoff=lambda _attempt: 60)
+    queue.enqueue_many("mail", [{}] * 8)
+    with Inside(queue, concurrency=4):
+        wait_for(lambda: state(queue) == {"mail": "open"}, 20)
+        service.down = False
+        wait_for(lambda: state(queue) == {"mail": "closing"}, 20)
+
+
+def test_what_the_database_refuses_is_said_once_and_other_breakers_open(conn, make, service):
+    conn.execute(
+        """create function pg_temp.refuse() returns trigger language plpgsql as
+        $$ begin raise insufficient_privilege using message = 'not for you'; end $$;
+        create trigger refuse before insert on redrive.breakers for each row when (new.target = 'a')
+        execute function pg_temp.refuse()"""
+    )
+    queue = make(service.call, target=lambda payload: payload["host"], max_attempts=4, backoff=lambda _attempt: 0)
+    heard: list[Any] = []
+    end = events.subscribe(heard.append, events.TickFailed)
+    for host in "aab":
+        queue.enqueue("mail", {"host": host})
+    with Inside(queue, concurrency=1) as inside:
+        wait_for(lambda: states(conn) == {"dead": 2, "pending": 1}, 20)
+        assert "not for you" in inside.worker.guard.trouble or state(queue) == {"mail b": "open"}
+        wait_for(lambda: state(queue) == {"mail b": "open"}, 20)
+    end()
+    assert [(one.service, one.error) for one in heard] == [("breakers", heard[0].error)]
+    assert "not for you" in heard[0].error
+
+
+def test_a_text_that_the_database_has_no_letters_for_is_in_nobodys_way(server_url):
+    with database(server_url, "template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'") as dsn:
+        migrate(dsn)
+        queue = Queue(dsn, poll=1)
+
+        def handle(_payload: Any) -> None:
+            raise ConnectionError("日本")
+
+        targets = {"a": "a", "b": "日本"}
+        how = {"max_attempts": 4, "backoff": lambda _attempt: 0, "breaker": QUICK}
+        queue.handler("mail", target=lambda payload: targets[payload["host"]], **how)(handle)
+        with psycopg.connect(dsn, autocommit=True) as conn, Inside(queue, concurrency=1):
+            conn.execute(
+                """insert into redrive.jobs (kind, payload) select 'mail', jsonb_build_object('host', h)
+                from unnest('{b,b,a}'::text[]) h"""
+            )
+            wait_for(lambda: state(queue) == {"mail a": "open"}, 20)
+            wait_for(lambda: states(conn) == {"dead": 2, "pending": 1}, 20)
+            assert queue.breakers.list()[0].reason == r"ConnectionError: \u65e5\u672c"
+            assert outcomes(conn) == {"retried", "held", "dead"}
+            assert conn.execute("select count(*) from redrive.failures where error_type ~ 'Refused'").fetchone() == (0,)
+        queue.close()
+
+
+def guarded(scenario: Any) -> None:
+    """Run a scenario with a guard that nothing but the test speaks to; its database agrees to all."""
+    said: list[str] = []
+
+    async def agree(statement: Any) -> list[Any]:
+        said.append(str(statement.params.get("target")))
+        return []
+
+    async def run() -> None:
+        queue = Queue("postgresql://nobody@localhost/nothing")
+        queue.handler("mail", target=lambda payload: payload["host"])(lambda payload: None)
+        guard = Guard(Database("w"), SimpleNamespace(schema="redrive", run=agree), queue.handlers)
+        await scenario(guard, said)
+
+    asyncio.run(run())
+
+
+def failed(number: int, target: str) -> Finished:
+    job = SimpleNamespace(id=number, kind="mail", lane=target, started=time.monotonic(), stop_reason="", lost=False)
+    return Finished(job, Retried(replace(describe(ConnectionError("no")), outage=0.0), 1.0), 0.1)
+
+
+def test_a_look_from_before_a_breaker_opened_does_not_make_its_worker_forget_it():
+    async def scenario(guard: Guard, said: list[str]) -> None:
+        put: list[Finished] = []
+        guard.put = put.append
+        before = time.monotonic()
+        for number in range(3):
+            guard.take(failed(number, "a"))
+        await guard.tick()
+        assert "a" in said
+        assert guard.learn("", before) == {"mail"}
+        guard.take(failed(4, "a"))
+        assert isinstance(put[-1].outcome, Held)
+        assert guard.learn("", time.monotonic()) == frozenset()
+
+    guarded(scenario)
+
+
+def test_what_handlers_threads_find_out_is_in_no_claims_way():
+    """A claim whose answer is lost on the way leaves jobs that nobody runs."""
+
+    async def scenario(guard: Guard, _said: list[str]) -> None:
+        broken: list[BaseException] = []
+
+        def look() -> None:
+            try:
+                while not done.is_set():
+                    guard.admit([])
+                    guard.learn("", 0.0)
+            except RuntimeError as error:
+                broken.append(error)
+
+        done, looks = threading.Event(), threading.Thread(target=look)
+        looks.start()
+        for number in range(6_000):
+            guard.take(failed(number, f"t{number // 3}"))
+        done.set()
+        looks.join()
+        assert broken == []
+
+    guarded(scenario)

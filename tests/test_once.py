@@ -181,6 +181,16 @@ class TestMerge:
         drain(queue)
         assert row(conn, first).status == "succeeded"
 
+    def test_what_died_by_its_last_try_may_be_sent_back_by_the_tutorials_statement(self, conn, queue, pair):
+        def raises(job: ClaimedJob) -> None:
+            job.max_attempts = 1
+            raise ValueError("no")
+
+        first, _ = pair(raises)
+        assert row(conn, first).status == "dead"
+        conn.execute("update redrive.jobs set status = 'pending', attempts = 0 where status = 'dead'")
+        assert not row(conn, first).superseded
+
 
 def test_eight_at_once_make_one_job_and_the_last_payload_stands_un_01(db, conn, queue):
     queue.enqueue("index", {"rev": -1}, key="doc:1")

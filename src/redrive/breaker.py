@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redrive.errors import InvalidOption
-from redrive.outage import outage_of
+from redrive.outage import MOST_HOLD, outage_of
 
 LATEST = 20
 """Of so many of the latest calls the share of outages is taken."""
@@ -48,8 +48,8 @@ class Breaker:
     """Seconds of an outage after which a failure is an attempt again, so that the jobs end dead and are seen; None for
     never."""
     outage: Classifier | None = None
-    """Looks at an error first: True or False settles it, seconds say how long the service asks to be left alone, None
-    leaves it to :func:`redrive.outage.outage_of`."""
+    """Looks at an error first: True or False settles it, seconds (an hour at most) say how long the service asks to be
+    left alone, None leaves it to :func:`redrive.outage.outage_of`."""
 
     def __post_init__(self) -> None:
         """Check.
@@ -87,7 +87,7 @@ class Breaker:
             return outage_of(error)
         if isinstance(said, bool) or not _number(said):
             return 0.0 if said else None
-        return max(0.0, float(said))
+        return min(MOST_HOLD, max(0.0, float(said)))
 
 
 DEFAULT = Breaker()

@@ -44,7 +44,7 @@ WORKER_RIGHTS = {
     "failures": ("SELECT", "INSERT", "DELETE"),
     "schedules": ("SELECT", "INSERT", "UPDATE"),
     "schedule_slots": ("SELECT", "INSERT", "DELETE"),
-    "kinds": ("SELECT", "UPDATE"),
+    "kinds": ("SELECT", "INSERT", "UPDATE"),
     "lane_rates": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "stats": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "deploys": ("SELECT", "INSERT", "DELETE"),

@@ -234,7 +234,7 @@ def _blamed(handler: Executable, error: BaseException) -> FailureText:
     if handler.breaker is None:
         return failure
     said = error.after if isinstance(error, Retry) and error.whole_target else None
-    outage = handler.breaker.asked(error) if said is None else said
+    outage = handler.breaker.asked(error) if said is None else clamp_delay(said)
     return failure if outage is None else replace(failure, outage=outage)
 
 

@@ -17,11 +17,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from redrive.breaker import Breaker, Gauge
+from redrive.connections import is_outage, is_transient
 from redrive.errors import InvalidOption
-from redrive.events import BreakerClosed, BreakerClosing, BreakerOpened, emit
-from redrive.outcome import DONE, Died, Finished, HandedBack, Held, Retried, Succeeded
+from redrive.events import BreakerClosed, BreakerClosing, BreakerOpened, TickFailed, emit
+from redrive.outcome import DONE, Died, Failed, Finished, HandedBack, Held, Retried, Snoozed, Succeeded
 from redrive.service import FOR_EVER, Database, Service
 from redrive.statements import named
+from redrive.text import ascii_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,13 +32,14 @@ if TYPE_CHECKING:
     from redrive.failure import FailureText
     from redrive.handlers import Handler, Handlers
     from redrive.job import ClaimedJob
-    from redrive.statements import Statement
 
 MOST_TARGETS = 10_000
 """Of so many targets the latest calls are remembered."""
 RATE_OVER = 60.0
 """Seconds over which the usual rate of a target is taken, at least and twice that at most."""
 END_EVERY = 5.0
+REFUSED_FOR = 60.0
+"""Seconds after which the database is asked again for what it has refused."""
 ERROR_MOST = 500
 """Characters of the error that are kept with a breaker."""
 
@@ -57,6 +60,8 @@ class Known:
     """When it opened, in monotonic seconds of this process."""
     mark: int = 0
     """When it opened, in microseconds of the database; 0 while that does not know of it."""
+    said: float = 0.0
+    """When the database was last told of it, monotonic seconds: what it was asked before may not show that."""
 
 
 class Guard(Service):
@@ -84,8 +89,9 @@ class Guard(Service):
         )
         self._gauges: OrderedDict[Target, Gauge] = OrderedDict()
         self._known: dict[Target, Known] = {}
-        self._said = ""
-        self._asks: dict[Target, Callable[[], Statement[Any]]] = {}
+        self._asks: dict[Target, tuple[str, dict[str, Any]]] = {}
+        self._refused: dict[Target, float] = {}
+        """Of what the database has refused, until when it is not asked for that again."""
         self._counts: Counter[Target] = Counter()
         self._before: Counter[Target] = Counter()
         self._counted_since = self._before_since = self._now()
@@ -115,14 +121,16 @@ class Guard(Service):
 
     def admit(self, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
         """Give back, into the lane of its target, a job that was enqueued without one and whose target is down."""
-        down = {kind for (kind, target), known in self._known.items() if target and known.state == "open"}
-        if not down:
+        with self._lock:  # what is known changes in handlers' threads
+            down = {key for key, known in self._known.items() if key[1] and known.state == "open"}
+        kinds = {kind for kind, _ in down} & self._targeted
+        if not kinds:
             return jobs
         admitted = []
         for job in jobs:
-            if job.kind in down and not job.lane and job.kind in self._targeted:
+            if job.kind in kinds and not job.lane:
                 target = self._target(self._handlers.demand(job.kind), job)
-                if (known := self._known.get((job.kind, target))) is not None and target and known.state == "open":
+                if (job.kind, target) in down:
                     self.put(Finished(job, HandedBack(target), None))
                     continue
             admitted.append(job)
@@ -139,6 +147,8 @@ class Guard(Service):
                 self._answered((job.kind, self._target(handler, job)), job, now)
             return finished
         if not isinstance(outcome, Retried | Died) or outcome.failure.outage is None:
+            if isinstance(outcome, Retried | Died | Failed | Snoozed) and not (job.stop_reason or job.lost):
+                self._answered((job.kind, self._target(handler, job)), job, now, well=False)
             return finished
         failure, outage, target = outcome.failure, outcome.failure.outage, self._target(handler, job)
         if target and not job.lane and isinstance(outcome, Retried):
@@ -158,16 +168,21 @@ class Guard(Service):
         except (InvalidOption, ValueError):
             return ""
 
-    def _answered(self, key: Target, job: ClaimedJob, now: float) -> None:
-        if (gauge := self._gauges.get(key)) is not None:
+    def _answered(self, key: Target, job: ClaimedJob, now: float, *, well: bool = True) -> None:
+        """Count a job that met no outage.
+
+        One that failed by itself, or was put off (not *well*), may not have called anybody. But as a probe it has
+        found nothing wrong; and where all do so, nothing else would ever end the outage.
+        """
+        if well and (gauge := self._gauges.get(key)) is not None:
             gauge.count(None, now)
         for place in {key, (job.kind, "")}:
             known = self._known.get(place)
             if known is None or known.probe_at == float("inf"):  # what somebody opened, somebody closes
                 continue
-            if known.state == "open" and job.started > known.since:
+            if known.state == "open" and job.started > known.since and self._may_ask(place, now):
                 known.state = "closing"
-                self._ask(place, self._closing(place))
+                self._ask(place, "close_breaker", self._closing(place))
 
     def _met(self, key: Target, limits: Breaker, job: ClaimedJob, failure: FailureText, now: float) -> Known | None:
         """Count a job that met an outage; gives the breaker that holds it, if one does."""
@@ -180,7 +195,7 @@ class Guard(Service):
         known = self._known.get(key) or self._known.get((job.kind, ""))
         # What a service asks for holds for a target that was named; where none is, the job may call one of many.
         asked = (failure.outage or 0.0) if key[1] else 0.0
-        trips = asked > 0 or gauge.trips(limits, now, each_job_once=not key[1])
+        trips = (asked > 0 or gauge.trips(limits, now, each_job_once=not key[1])) and self._may_ask(key, now)
         longer = asked > 0 and known is not None and now + asked > known.probe_at
         if trips and (known is None or known.state == "closing" or longer):
             known = self._trip(key, limits, asked, now, f"{failure.error_type}: {failure.message}")
@@ -207,7 +222,7 @@ class Guard(Service):
             "who": None,
             "why": None,
         }
-        self._ask(key, lambda: named("open_breaker", self._control.schema, **params))
+        self._ask(key, "open_breaker", params)
         with contextlib.suppress(RuntimeError):  # as in _ask
             self._loop.call_soon_threadsafe(self._withdraw, key)
         return known
@@ -221,30 +236,32 @@ class Guard(Service):
         for job in self.withdraw(unwanted):
             self.put(Finished(job, HandedBack(None if job.lane else key[1] or None), None))
 
-    def _closing(self, key: Target) -> Callable[[], Statement[Any]]:
+    def _closing(self, key: Target) -> dict[str, Any]:
         params = {"kind": key[0], "target": key[1], "by": self.database.worker, "by_hand": False, "at_once": False}
-        params |= {"who": None, "why": None}
-        return lambda: named("close_breaker", self._control.schema, **params)
+        return params | {"who": None, "why": None}
 
     def _usual_rate(self, key: Target, now: float) -> float:
         over = now - (self._before_since if self._before else self._counted_since)
         return (self._before[key] + self._counts[key]) / max(1.0, over)
 
-    def _ask(self, key: Target, statement: Callable[[], Statement[Any]]) -> None:
-        self._asks[key] = statement
+    def _may_ask(self, key: Target, now: float) -> bool:
+        return not self._refused or self._refused.get(key, 0.0) <= now
+
+    def _ask(self, key: Target, statement: str, params: dict[str, Any]) -> None:
+        self._asks[key] = statement, params
         with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived its worker
             self._loop.call_soon_threadsafe(self.wake)
 
     # -- what the database knows
 
-    def learn(self, breakers: str) -> frozenset[str]:
-        """Take from a survey which breakers are not closed, as JSON; gives their kinds."""
-        if breakers or self._known:
-            with self._lock:
-                self._learn(json.loads(breakers) if breakers else [], self._now())
-        return frozenset(kind for kind, _ in self._known)
+    def learn(self, breakers: str, began: float) -> frozenset[str]:
+        """Take from a survey that *began* then which breakers are not closed, as JSON; gives their kinds."""
+        with self._lock:
+            if breakers or self._known:
+                self._learn(json.loads(breakers) if breakers else [], began, self._now())
+            return frozenset(kind for kind, _ in self._known)
 
-    def _learn(self, rows: Iterable[Any], now: float) -> None:
+    def _learn(self, rows: Iterable[Any], began: float, now: float) -> None:
         there: set[Target] = set()
         for kind, target, state, mark, probe_in, age in rows:
             key = (kind, target)
@@ -253,14 +270,17 @@ class Guard(Service):
             if key in self._asks and known is not None:
                 known.mark = mark
                 continue  # it has more to say than it has heard
+            if known is not None and known.said >= began:
+                continue  # it had
             if known is None:
                 known = self._known[key] = Known(state, now, probe_at, now - age, mark)
                 self._contribute(key, known, now)
             elif known.state != state:
                 known.since = now
             known.state, known.probe_at, known.mark = state, probe_at, mark
-        for key in [key for key in self._known if key not in there and key not in self._asks]:
-            del self._known[key]
+        for key in [key for key, known in self._known.items() if key not in there and known.said < began]:
+            if key not in self._asks:
+                del self._known[key]
         if any(known.state == "closing" for known in self._known.values()):
             self._loop.call_soon_threadsafe(self.wake)
 
@@ -270,26 +290,55 @@ class Guard(Service):
         rate = self._usual_rate(key, now)
         if known.state == "open" and rate > 0 and handler is not None:
             params = {"kind": key[0], "target": key[1], "opened": known.mark, "usual_rate": rate}
-            self._ask(key, lambda: named("add_usual_rate", self._control.schema, **params))
+            self._ask(key, "add_usual_rate", params)
 
     async def tick(self) -> float:
         """Say what there is to be said, and end what is over."""
         while self._asks:
             with self._lock:
-                key, statement = next(iter(self._asks.items()))
-            rows = await self._control.run(statement())
+                key, ask = next(iter(self._asks.items()))
+            rows = await self._say(key, *ask)
             with self._lock:
-                if self._asks.get(key) is statement:
+                if (known := self._known.get(key)) is not None:
+                    known.said = self._now()
+                if self._asks.get(key) is ask:
                     del self._asks[key]
             self._tell(rows)
         with self._lock:
             self._forget(self._now())
-            closing = any(known.state == "closing" for known in self._known.values())
-        if not closing:
+            some, closing = bool(self._known), any(known.state == "closing" for known in self._known.values())
+        if not some:
             return FOR_EVER
+        if closing:
+            await self._control.run(named("raise_usual_rates", self._control.schema))
         for row in await self._control.run(named("end_breakers", self._control.schema)):
             emit(BreakerClosed(worker=self.database.worker, kind=row.kind, target=row.target, outage=row.lasted))
-        return END_EVERY
+        return END_EVERY if closing else FOR_EVER
+
+    async def _say(self, key: Target, statement: str, params: dict[str, Any]) -> list[Any]:
+        """Say it to the database. What that refuses is told once, and until later it is as if there were no breaker."""
+        try:
+            try:
+                rows = await self._control.run(named(statement, self._control.schema, **params))
+            except Exception as error:
+                if not params.get("reason") or is_outage(error) or is_transient(error):
+                    raise
+                spelt = params | {"reason": ascii_only(params["reason"])}  # there may be no room for the text
+                rows = await self._control.run(named(statement, self._control.schema, **spelt))
+        except Exception as error:
+            if is_outage(error) or is_transient(error):
+                raise
+            said = f"{type(error).__name__}: {str(error).strip()}"
+            if said != self.trouble:
+                emit(TickFailed(worker=self.database.worker, service=self.name, error=said))
+            self.trouble = said
+            with self._lock:
+                self._refused = {each: until for each, until in self._refused.items() if until > self._now()}
+                self._refused[key] = self._now() + REFUSED_FOR
+                self._known.pop(key, None)
+            return []
+        self.trouble = ""
+        return rows
 
     def _tell(self, rows: Sequence[Any]) -> None:
         for row in rows:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from redrive.errors import Retry
 from redrive.events import JobDied, JobEvent, JobFailed, JobHandedBack, JobHeld, JobRetried, JobSnoozed, JobSucceeded
 from redrive.failure import FailureText, describe
+from redrive.text import ascii_only
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,17 +167,20 @@ def in_ascii(one: Finished) -> Finished:
     outcome = one.outcome
     match outcome:
         case Succeeded(result=str(result)):  # JSON: what stands for a character is text within text
-            spelt = "".join(each if each.isascii() else _spelt(each).replace("\\", "\\\\") for each in result)
+            spelt = "".join(each if each.isascii() else ascii_only(each).replace("\\", "\\\\") for each in result)
             return replace(one, outcome=replace(outcome, result=spelt))
+        case HandedBack():
+            return replace(one, outcome=HandedBack())
         case Retried() | Held() | Failed() | Died() | Crashed():
             failure = outcome.failure
             plain = replace(
                 failure,
-                message=_spelt(failure.message),
-                traceback=_spelt(failure.traceback),
-                last_error=_spelt(failure.last_error),
+                message=ascii_only(failure.message),
+                traceback=ascii_only(failure.traceback),
+                last_error=ascii_only(failure.last_error),
             )
-            return replace(one, outcome=replace(outcome, failure=plain))
+            said = replace(outcome, failure=plain)
+            return replace(one, outcome=replace(said, lane=None) if isinstance(said, Retried | Held) else said)
         case _:
             return one
 
@@ -212,7 +216,3 @@ def _event(kind: type[JobEvent], one: Finished, **more: Any) -> JobEvent:
         "duration": one.duration or 0.0,
     }
     return kind(**known, **more)
-
-
-def _spelt(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()

@@ -79,8 +79,8 @@ class Producer(Service):
         """Whether there was anything to take since the last :meth:`ask`; None while that isn't known."""
         self.breaks = 0
         """How often this worker was silent for so long that others may have taken its jobs."""
-        self.on_survey: Callable[[str], frozenset[str]] = lambda _breakers: frozenset()
-        """Told which breakers are not closed, as JSON; gives their kinds."""
+        self.on_survey: Callable[[str, float], frozenset[str]] = lambda _breakers, _began: frozenset()
+        """Told which breakers are not closed, as JSON, and when that was asked; gives their kinds."""
         self.on_batches: Callable[[], object] = lambda: None
         """Told that there is a batch which has not ended."""
         self.admit: Callable[[list[ClaimedJob]], list[ClaimedJob]] = lambda jobs: jobs
@@ -268,7 +268,7 @@ class Producer(Service):
             now = time.monotonic()
             took = now - began
             due, due_in, suspects, more, batches = self._lanes.surveyed(rows, took, now)
-            self._lanes.limits.broken = self.on_survey(self._lanes.limits.breakers)
+            self._lanes.limits.broken = self.on_survey(self._lanes.limits.breakers, began)
         if batches:
             self.on_batches()
         self._survey_held = now + (took * PATIENCE if took > DEAR and not from_heads else 0.0)

@@ -19,6 +19,11 @@ def storable(text: str) -> str:
     return _UNSTORABLE.sub(REPLACEMENT, text)
 
 
+def ascii_only(text: str) -> str:
+    """Spell *text* in ASCII, for a database whose encoding has no room for it."""
+    return text.encode("ascii", "backslashreplace").decode()
+
+
 def clip(text: str, limit: int) -> str:
     """Keep head and tail of a long text, which is where errors say what they are, and note how much went.
 

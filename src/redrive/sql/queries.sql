@@ -120,6 +120,8 @@ WITH RECURSIVE paused AS MATERIALIZED (
     SELECT ARRAY(
         SELECT kind FROM {kinds} WHERE paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true)
     ) AS kinds
+), known AS MATERIALIZED ( -- nobody is to stumble over the names of others' kinds
+    SELECT ARRAY(SELECT DISTINCT kind FROM unnest(%(kinds)s::text[]) AS k(kind)) AS kinds
 ), found AS (
     SELECT g.kind, f.priority, f.lane, f.run_at, f.id, g.before_priority, g.before_lane
     FROM unnest(%(gap_kinds)s::text[], %(after_priorities)s::smallint[], %(after_lanes)s::text[],
@@ -163,23 +165,30 @@ SELECT NULL, NULL, NULL, {clock}(), NULL,
            SELECT FROM {jobs} j
            WHERE alone AND status || '' = 'pending' AND run_at <= {clock}()
              AND NOT ARRAY[j.kind, '*'] && (SELECT kinds FROM paused)
+             AND NOT EXISTS (
+                 SELECT FROM {breakers} b
+                 WHERE b.kind = j.kind AND b.target IN ('', j.lane) AND {schema}.breaker_room(b) <= 0 AND b.state = 'open'
+             )
        ),
-       ARRAY(SELECT kind FROM {kinds} WHERE limited ORDER BY kind),
+       ARRAY(SELECT kind FROM {kinds} WHERE limited AND kind = ANY((SELECT kinds FROM known)::text[]) ORDER BY kind),
        ARRAY(
            SELECT greatest(0.05, least(
                1, 1 / rate, 1 / lane_rate, 0.25 + 0 * coalesce(running_most, lane_running_most),
                (SELECT min(1 / {schema}.breaker_rate(b)) FROM {breakers} b WHERE b.kind = k.kind AND state = 'closing')
            ))
-           FROM {kinds} k WHERE limited ORDER BY kind
+           FROM {kinds} k WHERE limited AND kind = ANY((SELECT kinds FROM known)::text[]) ORDER BY kind
        ),
-       ARRAY(SELECT num_nonnulls(running_most, lane_running_most) > 0 FROM {kinds} WHERE limited ORDER BY kind),
+       ARRAY(
+           SELECT num_nonnulls(running_most, lane_running_most) > 0 FROM {kinds}
+           WHERE limited AND kind = ANY((SELECT kinds FROM known)::text[]) ORDER BY kind
+       ),
        (
            SELECT json_agg(json_build_array(
                       kind, target, state, (extract(epoch FROM opened_at) * 1000000)::bigint,
                       CASE WHEN probe_at < 'infinity' THEN extract(epoch FROM probe_at - {clock}()) END,
                       extract(epoch FROM {clock}() - opened_at)
                   ))::text
-           FROM {breakers} WHERE state <> 'closed'
+           FROM {breakers} WHERE state <> 'closed' AND kind = ANY((SELECT kinds FROM known)::text[])
        ),
        EXISTS (SELECT FROM {batches} WHERE ended_at IS NULL)
 
@@ -343,24 +352,32 @@ WITH room AS MATERIALIZED (
                         ELSE probe_at END,
         probe_pause = CASE WHEN state = 'open' THEN least(probe_longest, 2 * probe_pause) ELSE probe_pause END,
         empty_at = CASE WHEN state = 'closing' THEN
-            greatest(empty_at, {clock}() - make_interval(secs => greatest(2, ceil({schema}.breaker_rate(b) / 8)) / {schema}.breaker_rate(b)))
+            greatest(least(empty_at, {clock}()), {clock}() - make_interval(secs => greatest(2, ceil({schema}.breaker_rate(b) / 8)) / {schema}.breaker_rate(b)))
             + make_interval(secs => t.jobs / {schema}.breaker_rate(b)) ELSE empty_at END,
         slack_at = CASE WHEN state = 'closing' THEN
             least({clock}(), greatest(slack_at, {clock}() - interval '30 s') + make_interval(secs => t.jobs / {schema}.breaker_rate(b) / 0.8))
-            ELSE slack_at END
+            ELSE slack_at END,
+        opened_at = least(opened_at, {clock}()), closed_at = least(closed_at, {clock}()) -- should the clock have gone back
     FROM (
         SELECT kind, '' AS target, count(*) AS jobs FROM taken GROUP BY kind
         UNION ALL
         SELECT kind, lane, count(*) FROM taken WHERE lane <> '' GROUP BY kind, lane
     ) t
     WHERE b.kind = t.kind AND b.target = t.target AND b.state <> 'closed'
+      AND (SELECT true FROM {breakers} f WHERE f.kind = t.kind AND f.target = t.target FOR NO KEY UPDATE SKIP LOCKED)
+), mended AS ( -- what took the last breaker away may have found the kind's row locked by a claim
+    UPDATE {kinds} k SET broken = false
+    FROM room r
+    WHERE k.kind = r.kind AND r.broken AND r.rate IS NULL
+      AND NOT EXISTS (SELECT FROM {breakers} b WHERE b.kind = r.kind AND b.state <> 'closed')
 )
 SELECT * FROM taken
 
 -- name: claim_alone
 -- Take one job that may have killed its worker, for a trial with nothing new beside it. The state is tested through an
 -- expression: before the first ANALYZE half of all jobs count as `alone`, and jobs_claim_idx would be walked whole. Of a
--- kind with limits only where this transaction has locked its row; rates are no matter for the few that there are.
+-- kind with limits only where this transaction has locked its row; rates are no matter for the few that there are. While
+-- a breaker is open it may be the probe, as any other: it may be the only one that is left to be sent.
 WITH due AS MATERIALIZED (
     SELECT ctid AS tid FROM {jobs} j
     WHERE alone AND status || '' = 'pending' AND kind = ANY(%(kinds)s::text[]) AND run_at <= {clock}()
@@ -378,20 +395,31 @@ WITH due AS MATERIALIZED (
                  ))
       )
       AND NOT EXISTS (
-          SELECT FROM {breakers} b WHERE b.kind = j.kind AND b.target IN ('', j.lane) AND b.state = 'open'
+          SELECT FROM {breakers} b
+          WHERE b.kind = j.kind AND b.target IN ('', j.lane) AND b.state = 'open' AND {schema}.breaker_room(b) <= 0
       )
     ORDER BY run_at, id
     FOR UPDATE SKIP LOCKED
     LIMIT 1
+), taken AS (
+    UPDATE {jobs}
+    SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
+        counted = (kind = ANY(%(locked)s::text[])), locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
+    WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
+    RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
+              metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
+                                   WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in,
+              (SELECT count(*)::int FROM {failures} f WHERE f.job_id = {jobs}.id AND f.error_type = 'WorkerLost') AS reclaims
+), probed AS (
+    UPDATE {breakers} b
+    SET probes = least(probes, 2147483646) + 1, opened_at = least(opened_at, {clock}()),
+        probe_at = {clock}() + make_interval(secs => probe_pause * (0.9 + 0.2 * random())),
+        probe_pause = least(probe_longest, 2 * probe_pause)
+    FROM taken t
+    WHERE b.kind = t.kind AND b.target IN ('', t.lane) AND b.state = 'open'
+      AND (SELECT true FROM {breakers} f WHERE f.kind = b.kind AND f.target = b.target FOR NO KEY UPDATE SKIP LOCKED)
 )
-UPDATE {jobs}
-SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
-    counted = (kind = ANY(%(locked)s::text[])), locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
-WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
-          metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
-                               WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in,
-          (SELECT count(*)::int FROM {failures} f WHERE f.job_id = {jobs}.id AND f.error_type = 'WorkerLost') AS reclaims
+SELECT * FROM taken
 
 -- name: acquit_job
 -- It has run through its trial and its worker lives. The worker takes other work again, and should it be lost after all,
@@ -467,6 +495,7 @@ WITH given AS (
         key = CASE WHEN h.verdict IN ('dead', 'failed') THEN NULL ELSE j.key END,
         expires_at = CASE WHEN h.verdict IN ('dead', 'failed') THEN NULL ELSE j.expires_at END,
         cancel_requested_at = CASE WHEN h.verdict = 'dead' THEN NULL ELSE j.cancel_requested_at END,
+        superseded = j.superseded AND h.verdict <> 'dead',
         crashes = CASE WHEN h.verdict = 'dead' THEN 0 WHEN h.outcome = 'crashed' THEN j.crashes + 1 ELSE j.crashes END,
         alone = CASE WHEN h.outcome = 'handed_back' AND h.verdict = 'pending' THEN j.alone ELSE false END,
         fingerprint = coalesce(h.fingerprint, CASE WHEN h.verdict = 'dead' THEN 'DeadlinePassed' ELSE j.fingerprint END),
@@ -799,7 +828,7 @@ WITH hopeless AS MATERIALIZED (
 ), buried AS (
     UPDATE {jobs} AS j
     SET status = 'dead', last_error = h.reason || coalesce(E'\n' || j.last_error, ''), key = NULL, expires_at = NULL, crashes = 0,
-        alone = false, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, fingerprint = h.error_type,
+        alone = false, superseded = false, cancel_requested_at = NULL, locked_at = NULL, locked_by = NULL, fingerprint = h.error_type,
         updated_at = {clock}()
     FROM hopeless h
     WHERE j.id = h.id
@@ -1259,19 +1288,46 @@ WITH of_kind AS MATERIALIZED (
 SELECT * FROM closed
 
 -- name: end_breakers
--- The backlog is out where for a while less than four fifths of what might have gone did: slack_at then falls behind.
+-- The backlog is out where for a while less than four fifths of what might have gone did: slack_at then falls behind. And
+-- where for an hour nobody has taken the probe that was due, and nothing waits that could be one, it is open for nobody.
 WITH over AS MATERIALIZED (
     SELECT b.kind, b.target
     FROM {breakers} b JOIN {kinds} k ON k.kind = b.kind
-    WHERE b.state = 'closing' AND b.slack_at <= {clock}() - interval '10 s'
+    WHERE b.state = 'closing' AND (b.slack_at <= {clock}() - interval '10 s' OR b.slack_at > {clock}() + interval '1 min')
+       OR b.state = 'open' AND b.probe_at <= {clock}() - interval '1 hour' AND NOT EXISTS (
+           SELECT FROM {jobs} j
+           WHERE j.status = 'pending' AND j.kind = b.kind AND j.priority = ANY(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]::smallint[]) AND (b.target = '' OR j.lane = b.target)
+       )
     ORDER BY b.kind
     FOR NO KEY UPDATE OF k SKIP LOCKED
 )
 UPDATE {breakers} b
 SET state = 'closed', updated_at = {clock}()
 FROM over o
-WHERE b.kind = o.kind AND b.target = o.target AND b.state = 'closing' AND b.slack_at <= {clock}() - interval '10 s'
+WHERE b.kind = o.kind AND b.target = o.target
+  AND (b.state = 'closing' AND (b.slack_at <= {clock}() - interval '10 s' OR b.slack_at > {clock}() + interval '1 min')
+       OR b.state = 'open' AND b.probe_at <= {clock}() - interval '1 hour')
 RETURNING b.kind, b.target, extract(epoch FROM {clock}() - b.opened_at)::float8 AS lasted
+
+-- name: raise_usual_rates
+-- The rate from before an outage that fell into a quiet hour would hold back a busy one for ever: what came in during the
+-- last five minutes, and still waits, is a usual rate as well. Told by the newest 100,000 jobs, those of all kinds.
+WITH due AS MATERIALIZED (
+    SELECT kind, target FROM {breakers} WHERE state = 'closing' AND updated_at <= {clock}() - interval '5 min'
+), newest AS MATERIALIZED (
+    SELECT kind, lane, status, created_at FROM {jobs} WHERE EXISTS (SELECT FROM due) ORDER BY id DESC LIMIT 100000
+), came AS MATERIALIZED (
+    SELECT kind, lane, count(*) AS jobs FROM newest
+    WHERE status = 'pending' AND created_at BETWEEN {clock}() - interval '5 min' AND {clock}()
+    GROUP BY kind, lane
+)
+UPDATE {breakers} b
+SET usual_rate = greatest(b.usual_rate, coalesce((
+        SELECT sum(c.jobs) FROM came c WHERE c.kind = b.kind AND (b.target = '' OR c.lane = b.target)
+    ), 0) / 300), updated_at = {clock}()
+FROM due d
+WHERE b.kind = d.kind AND b.target = d.target AND b.state = 'closing' AND b.updated_at <= {clock}() - interval '5 min'
+RETURNING b.target
 
 -- name: list_breakers
 -- The jobs that wait are counted up to a limit, which is said.

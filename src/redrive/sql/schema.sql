@@ -69,11 +69,13 @@ CREATE FUNCTION redrive.breaker_room(b redrive.breakers) RETURNS bigint
     LANGUAGE sql STABLE
     AS $$
     SELECT CASE b.state
-        WHEN 'open' THEN (b.probe_at <= "redrive"."clock"())::int::bigint
-        WHEN 'closing' THEN floor(least(
+        WHEN 'open' THEN (
+            b.probe_at <= "redrive"."clock"() OR b.probe_at < 'infinity' AND b.opened_at > "redrive"."clock"() + interval '1 min' -- it has gone back
+        )::int::bigint
+        WHEN 'closing' THEN CASE WHEN b.empty_at > "redrive"."clock"() + interval '1 min' THEN 1 ELSE floor(least(
             greatest(2, ceil("redrive".breaker_rate(b) / 8)),
             extract(epoch FROM "redrive"."clock"() - b.empty_at)::float8 * "redrive".breaker_rate(b) + 1e-6
-        ))::bigint
+        )) END::bigint
     END
 $$;
 
@@ -158,17 +160,31 @@ BEGIN
     RETURN made;
 END $$;
 
+CREATE FUNCTION redrive.keep_broken() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF EXISTS (SELECT FROM "redrive"."breakers" b WHERE b.kind = OLD.kind AND b.state <> 'closed') THEN
+        INSERT INTO "redrive"."kinds" (kind, broken) VALUES (OLD.kind, true) ON CONFLICT (kind) DO UPDATE SET broken = true;
+    END IF;
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION redrive.note_breaker() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
-DECLARE
-    of_kind text := CASE WHEN TG_OP = 'DELETE' THEN OLD.kind ELSE NEW.kind END;
-    now_broken boolean := EXISTS (SELECT FROM "redrive"."breakers" b WHERE b.kind = of_kind AND b.state <> 'closed');
 BEGIN
-    IF now_broken THEN
-        INSERT INTO "redrive"."kinds" (kind, broken) VALUES (of_kind, true) ON CONFLICT (kind) DO NOTHING;
+    IF TG_OP <> 'DELETE' THEN
+        IF NEW.state <> 'closed' AND (TG_OP = 'INSERT' OR OLD.state = 'closed' OR OLD.kind <> NEW.kind) THEN
+            INSERT INTO "redrive"."kinds" (kind, broken) VALUES (NEW.kind, true) ON CONFLICT (kind) DO UPDATE SET broken = true;
+        END IF;
     END IF;
-    UPDATE "redrive"."kinds" SET broken = now_broken WHERE kind = of_kind AND broken <> now_broken;
+    IF TG_OP <> 'INSERT' THEN
+        PERFORM FROM "redrive"."kinds" WHERE kind = OLD.kind AND broken FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND AND NOT EXISTS (SELECT FROM "redrive"."breakers" b WHERE b.kind = OLD.kind AND b.state <> 'closed') THEN
+            UPDATE "redrive"."kinds" SET broken = false WHERE kind = OLD.kind;
+        END IF;
+    END IF;
     IF current_setting('redrive.notify', true) IS DISTINCT FROM 'off' THEN
         PERFORM pg_notify('redrive_87ee1b8128540ac26d45', 'kinds');
     END IF;
@@ -990,6 +1006,8 @@ CREATE TRIGGER breakers_note_change AFTER UPDATE ON redrive.breakers FOR EACH RO
 CREATE TRIGGER jobs_wake BEFORE INSERT ON redrive.jobs FOR EACH STATEMENT WHEN ((NOT (pg_try_advisory_lock_shared('2840629984317346940'::bigint) AND pg_advisory_unlock_shared('2840629984317346940'::bigint)))) EXECUTE FUNCTION redrive.wake_on_insert();
 
 CREATE TRIGGER kinds_count_running AFTER INSERT OR UPDATE OF running_most, lane_running_most ON redrive.kinds FOR EACH ROW WHEN ((num_nonnulls(new.running_most, new.lane_running_most) > 0)) EXECUTE FUNCTION redrive.count_running();
+
+CREATE TRIGGER kinds_keep_broken AFTER DELETE ON redrive.kinds FOR EACH ROW EXECUTE FUNCTION redrive.keep_broken();
 
 CREATE TRIGGER kinds_tell AFTER INSERT OR DELETE ON redrive.kinds FOR EACH ROW EXECUTE FUNCTION redrive.tell_of_kind();
 

@@ -59,11 +59,13 @@ $$;
 -- How many jobs a breaker lets through now; NULL where it is closed and lets all through.
 CREATE FUNCTION {schema}.breaker_room(b {breakers}) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT CASE b.state
-        WHEN 'open' THEN (b.probe_at <= {clock}())::int::bigint
-        WHEN 'closing' THEN floor(least(
+        WHEN 'open' THEN (
+            b.probe_at <= {clock}() OR b.probe_at < 'infinity' AND b.opened_at > {clock}() + interval '1 min' -- it has gone back
+        )::int::bigint
+        WHEN 'closing' THEN CASE WHEN b.empty_at > {clock}() + interval '1 min' THEN 1 ELSE floor(least(
             greatest(2, ceil({schema}.breaker_rate(b) / 8)),
             extract(epoch FROM {clock}() - b.empty_at)::float8 * {schema}.breaker_rate(b) + 1e-6
-        ))::bigint
+        )) END::bigint
     END
 $$;
 
@@ -76,15 +78,22 @@ ALTER TABLE {kinds} ADD COLUMN limited boolean GENERATED ALWAYS AS (
 ) STORED;
 ALTER TABLE {kinds} ADD CONSTRAINT kinds_all_can_be_paused_but_not_limited CHECK (kind <> '*' OR NOT limited);
 
+-- The mark is set by whoever has the kind's row, also where it stands already: so who takes it away overlooks nobody. It
+-- is taken away only where that row is free. A claim has it locked while it goes to the breaker's, which is locked here:
+-- each would wait for the other; that claim, or the next one, sees to the mark.
 CREATE FUNCTION {schema}.note_breaker() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    of_kind text := CASE WHEN TG_OP = 'DELETE' THEN OLD.kind ELSE NEW.kind END;
-    now_broken boolean := EXISTS (SELECT FROM {breakers} b WHERE b.kind = of_kind AND b.state <> 'closed');
 BEGIN
-    IF now_broken THEN
-        INSERT INTO {kinds} (kind, broken) VALUES (of_kind, true) ON CONFLICT (kind) DO NOTHING;
+    IF TG_OP <> 'DELETE' THEN
+        IF NEW.state <> 'closed' AND (TG_OP = 'INSERT' OR OLD.state = 'closed' OR OLD.kind <> NEW.kind) THEN
+            INSERT INTO {kinds} (kind, broken) VALUES (NEW.kind, true) ON CONFLICT (kind) DO UPDATE SET broken = true;
+        END IF;
     END IF;
-    UPDATE {kinds} SET broken = now_broken WHERE kind = of_kind AND broken <> now_broken;
+    IF TG_OP <> 'INSERT' THEN
+        PERFORM FROM {kinds} WHERE kind = OLD.kind AND broken FOR NO KEY UPDATE SKIP LOCKED;
+        IF FOUND AND NOT EXISTS (SELECT FROM {breakers} b WHERE b.kind = OLD.kind AND b.state <> 'closed') THEN
+            UPDATE {kinds} SET broken = false WHERE kind = OLD.kind;
+        END IF;
+    END IF;
     IF current_setting('redrive.notify', true) IS DISTINCT FROM 'off' THEN
         PERFORM pg_notify({channel}, 'kinds');
     END IF;
@@ -95,6 +104,17 @@ CREATE TRIGGER breakers_note AFTER INSERT OR DELETE ON {breakers} FOR EACH ROW E
 CREATE TRIGGER breakers_note_change AFTER UPDATE ON {breakers} FOR EACH ROW
     WHEN ((OLD.kind, OLD.state, OLD.opened_at) IS DISTINCT FROM (NEW.kind, NEW.state, NEW.opened_at))
     EXECUTE FUNCTION {schema}.note_breaker();
+
+-- Who removes the row of a kind to be rid of its limits has said nothing of its breakers.
+CREATE FUNCTION {schema}.keep_broken() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM {breakers} b WHERE b.kind = OLD.kind AND b.state <> 'closed') THEN
+        INSERT INTO {kinds} (kind, broken) VALUES (OLD.kind, true) ON CONFLICT (kind) DO UPDATE SET broken = true;
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER kinds_keep_broken AFTER DELETE ON {kinds} FOR EACH ROW EXECUTE FUNCTION {schema}.keep_broken();
 
 COMMENT ON COLUMN {stats}.retried IS 'failed, and to be tried again; those that are held by a breaker as well';
 COMMENT ON COLUMN {failures}.outcome IS
