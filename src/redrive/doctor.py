@@ -47,6 +47,7 @@ WORKER_RIGHTS = {
     "kinds": ("SELECT", "INSERT", "UPDATE"),
     "lane_rates": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "stats": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "batches": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "deploys": ("SELECT", "INSERT", "DELETE"),
     "requeues": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "audit": ("SELECT", "INSERT", "UPDATE", "DELETE"),
