@@ -196,7 +196,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
     ids = [row[0] for row in conn.execute(running)] or list(range(1001, 1201))
     n = len(ids)
     new = {"kind": "mail", "run_at": None, "delay": 0.0, "priority": 5, "max_attempts": 5, "lane": ""}
-    new |= {"expires_at": None, "expires_in": None, "metadata": None}
+    new |= {"expires_at": None, "expires_in": None, "metadata": None, "batch": None}
     ended = {"outcomes": "retried", "delays": 1.0, "errors": "x", "results": None, "durations": 0.1}
     ended |= {
         "error_types": "E",

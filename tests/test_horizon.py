@@ -140,7 +140,7 @@ def test_looks_at_what_lies_behind_are_a_fortieth_of_the_work_none_is_long_and_a
     add(conn, 6000, before="10 min", stride=1)
     with pinned(db):
         claimer.work_off(1500)
-        while not claimer.looks or max(claimer.looks) * PAGE > 4 * DEAR:  # until what is dear was split
+        while not claimer.looks or max(claimer.looks) * PAGE > 8 * DEAR:  # until what is dear was split
             claimer.looks = []
             for _ in range(40):
                 claimer.now += LONGEST

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from aiosmtpd.controller import Controller
 
-from redrive import Queue, backoff, store
+from redrive import Queue, backoff
 from redrive.connections import Control
 from redrive.pruner import EVERY, Pruner
 from redrive.reaper import OWN_NAME
@@ -203,7 +203,7 @@ class Hands:
         run(own, named("bury_hopeless", "redrive"))
 
     def requeue(self, own: psycopg.Connection) -> None:
-        self.queue.requeue(store.Ended(statuses=("dead", "failed")), connection=own)
+        self.queue.requeue(Ended(statuses=("dead", "failed")), connection=own)
 
     def cancel(self, own: psycopg.Connection) -> None:
         self.queue.cancel(*range(1, self.total, 3), connection=own)
