@@ -18,6 +18,7 @@ from aiosmtpd.controller import Controller
 
 from redrive import Queue, backoff
 from redrive.connections import Control
+from redrive.ended import Ended
 from redrive.pruner import EVERY, Pruner
 from redrive.reaper import OWN_NAME
 from redrive.service import Database
