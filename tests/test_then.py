@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -11,6 +14,8 @@ import pytest
 import isolated_app
 from redrive import ClaimedJob, Dead, InvalidOption, InvalidPayload, Queue, Retry
 from redrive.ended import Ended
+from redrive.outcome import Finished, Succeeded, parameters
+from redrive.statements import named, run
 from redrive.testing import run_pending
 from support_engine import drain, due_now, history, row
 
@@ -183,3 +188,33 @@ def test_a_worker_that_sleeps_is_not_woken_by_jobs_that_are_followed_by_nothing(
     conn.execute("truncate fired")
     drain(queue)
     assert conn.execute("select count(*) from fired").fetchone() == (0,)
+
+
+def test_batches_whose_followers_have_the_same_keys_crosswise_are_no_deadlock(db, conn, server_log):
+    """Two workers write at the same time what followed; whoever is second finds the keys taken."""
+    conn.execute(
+        """create function redrive.slow() returns trigger language plpgsql as
+        $$ begin perform pg_sleep(0.15); return new; end $$;
+        create trigger slow before insert on redrive.jobs for each row when (new.key is not null)
+        execute function redrive.slow();
+        insert into redrive.jobs (kind, status, attempts, claims, locked_by, locked_at)
+        select 'first', 'running', 1, 1, 'w', now() from generate_series(1, 4)"""
+    )
+    plain = {"priority": 5, "max_attempts": 5, "lane": "", "delay": 0}
+    follow = {key: json.dumps({"kind": "next", "payload": "{}", "key": key, **plain}) for key in "ab"}
+
+    def write(jobs: dict[int, str]) -> None:
+        ended = [
+            Finished(SimpleNamespace(id=job, claim=1), Succeeded(None, (follow[key],)), 0.1)
+            for job, key in jobs.items()
+        ]
+        with psycopg.connect(db, autocommit=True) as own:
+            run(own, named("finish_jobs", "redrive", worker="w", max_crashes=3, **parameters(ended)))
+
+    with ThreadPoolExecutor() as both:
+        list(both.map(write, [{1: "a", 2: "b"}, {3: "b", 4: "a"}]))
+    assert server_log.errors() == []
+    assert conn.execute("select key from redrive.jobs where key is not null order by key").fetchall() == [
+        ("a",),
+        ("b",),
+    ]

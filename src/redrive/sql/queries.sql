@@ -515,9 +515,13 @@ WITH given AS (
            (SELECT app_version FROM {workers} WHERE name = %(worker)s), key, expires_at
     FROM held
     WHERE error_type IS NOT NULL OR verdict = 'dead'
+), followed AS MATERIALIZED ( -- after the end of all of them, and all at once: see follow()
+    SELECT {schema}.follow(jsonb_agg(e.job ORDER BY h.id, e.place)) AS jobs
+    FROM finished f
+    JOIN held h ON h.id = f.id AND h.verdict = 'succeeded'
+    CROSS JOIN LATERAL jsonb_array_elements(h.followers::jsonb) WITH ORDINALITY AS e(job, place)
 )
-SELECT h.id, h.verdict AS status, coalesce(h.reason, h.message, '') AS reason,
-       CASE WHEN h.verdict = 'succeeded' THEN {schema}.follow(h.followers::jsonb) END AS followed -- after its own end
+SELECT h.id, h.verdict AS status, coalesce(h.reason, h.message, '') AS reason, (SELECT jobs FROM followed) AS followed
 FROM held h JOIN finished f ON f.id = h.id
 
 -- name: hand_back_strays

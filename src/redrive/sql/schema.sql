@@ -154,7 +154,7 @@ BEGIN
         kind text, payload text, key text, priority smallint, max_attempts int, lane text, run_at timestamptz,
         delay double precision, expires_at timestamptz, expires_in double precision, metadata text
     )
-    ORDER BY e.place
+    ORDER BY f.key COLLATE "C" NULLS FIRST, e.place
     ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING;
     GET DIAGNOSTICS made = ROW_COUNT;
     RETURN made;

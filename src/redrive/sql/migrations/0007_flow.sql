@@ -2,6 +2,7 @@
 
 -- Enqueue the jobs of a JSON array; one whose key lives already is left out. Gives how many there were. A function and no
 -- part of the statements that call it: a statement that may insert wakes a sleeping worker, also where it inserts nothing.
+-- Those with keys come in the order of these, which is the same for all who insert at the same time.
 CREATE FUNCTION {schema}.follow(followers jsonb) RETURNS int LANGUAGE plpgsql STRICT AS $$
 DECLARE
     made int;
@@ -15,7 +16,7 @@ BEGIN
         kind text, payload text, key text, priority smallint, max_attempts int, lane text, run_at timestamptz,
         delay double precision, expires_at timestamptz, expires_in double precision, metadata text
     )
-    ORDER BY e.place
+    ORDER BY f.key COLLATE "C" NULLS FIRST, e.place
     ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING;
     GET DIAGNOSTICS made = ROW_COUNT;
     RETURN made;
