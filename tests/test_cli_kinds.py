@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from redrive import Queue
 from shell import answer, complaint, redrive
 
 
@@ -26,8 +27,19 @@ def test_all_kinds_at_once_and_until(db):
 def test_limits_are_said_in_units_that_people_use(db):
     done = redrive(db, "limit", "mail", "--running", 5, "--rate", "300/m", "--burst", 20, "--lane-rate", "1/h")
     assert done.stdout.strip() == "mail: 5 at once; 5/s, 20 at once after a pause; 1/h a lane"
-    assert answer(db, "limit", "mail", "--rate", "1/m")["rate"] == pytest.approx(1 / 60)
+    for span in ("m", "min"):  # the desk writes min
+        assert answer(db, "limit", "mail", "--rate", f"1/{span}")["rate"] == pytest.approx(1 / 60)
     assert redrive(db, "limit", "mail", "--none").stdout.strip() == "mail: no limits"
+
+
+def test_a_kind_that_nobody_knows_is_told_since_its_pause_would_hold_nothing(db):
+    Queue(db).enqueue("send_email")
+    for said in (["pause"], ["limit", "--running", "1"], ["breakers", "open"]):
+        told = redrive(db, *said, "send_emial").stderr
+        assert "no live worker knows 'send_emial'" in told
+        assert told.rstrip().endswith("known are: send_email")
+        assert redrive(db, *said, "send_email").stderr == ""
+    assert redrive(db, "pause", "--all").stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -602,8 +602,16 @@ def test_what_a_breaker_holds_is_seen_and_let_go(queue, page):
     queue.breakers.open("mail", "acme", reason="the provider is down")
     assert "mail acme is held by hand, 0 jobs due wait: the provider is down" in text(page.get("/"))
     assert "the provider is down" in text(page.get("/kinds"))
+    queue.breakers.open("export")
+    queue.kinds.limit("report", running=1)  # a kind that no breaker holds
+    for kind in ("mail", "export"):
+        queue.enqueue(kind)
+    seen = " ".join(text(client(desk(queue, local=True)).get("/kinds")).split())
+    assert re.search(r"mail held in part", seen)
+    assert re.search(r"export held (?!in part)", seen)
+    assert re.search(r"report active", seen)
     post(page, "/kinds/let-go", kind="mail", target="acme")
-    assert [row.state for row in queue.breakers.list()] in ([], ["closing"])
+    assert [row.state for row in queue.breakers.list() if row.target] in ([], ["closing"])
     answer = post(page, "/kinds/let-go", kind="mail", target="nothing such")
     assert "Nothing of mail was held." in text(page.get(answer.headers["location"]))
 
@@ -619,6 +627,29 @@ def test_a_schedule_is_run_paused_and_resumed(queue, page):
     post(page, "/schedules/resume", name="nightly")
     assert queue.schedules.list()[0].state == "active"
     assert post(page, "/schedules/run", name="nothing such").status_code == 400
+
+
+def test_what_can_not_be_done_leads_back_to_where_it_was_asked_and_never_elsewhere(page):
+    def refused(referer):
+        given = {"token": token(page.get("/kinds")), "kind": "mail", "rate": "banana"}
+        headers = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin", "Referer": referer}
+        answer = page.post("/kinds/limit", data=given, headers=headers)
+        assert answer.status_code == 400
+        return answer.text
+
+    assert 'href="/kinds?kind=mail"' in refused("http://localhost/kinds?kind=mail")
+    for elsewhere in ("http://evil.example/kinds", "http://localhost//evil.example", "javascript:alert(1)", ""):
+        said = refused(elsewhere)
+        assert "evil" not in said
+        assert "javascript:" not in said
+        assert "To the first page" in said
+
+
+def test_a_link_to_what_is_gone_says_so(page):
+    assert "There is no job 99: it was never there, or has outlived its retention." in text(page.get("/jobs/99"))
+    assert "Nothing is known of this group any more" in text(page.get("/dead/group?name=mail:abcdef01"))
+    assert "There is no such schedule any more." in text(page.get("/schedules/one?name=nightly"))
+    assert "There is no such page." in text(page.get("/nothing/such"))
 
 
 def test_a_note_can_not_be_forged(page):

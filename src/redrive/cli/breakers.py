@@ -106,6 +106,7 @@ def open_(
     wait = None if hold is None else seconds(hold, "--hold")
     with session(database_url, schema) as now:
         row = now.queue.breakers.open(kind, target, by=by or operator(), reason=reason, hold=wait, connection=now.conn)
+        now.doubt(row.kind)
     if as_json:
         screen.document(_record(row))
     else:

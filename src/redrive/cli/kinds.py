@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from redrive.kinds import Kind
 
 _PER = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_ALSO = {"": "s", "min": "m"}  # as the desk writes it
 
 
 class Rate(click.ParamType[float]):
@@ -31,7 +32,8 @@ class Rate(click.ParamType[float]):
         """Read the text as starts a second."""
         number, _, span = str(value).partition("/")
         try:
-            return float(number) / _PER[span.strip() or "s"]
+            unit = span.strip()
+            return float(number) / _PER[_ALSO.get(unit, unit)]
         except (ValueError, KeyError):
             self.fail(f"{value!r}: give a rate like 10/s, 300/m or 1/h", param, ctx)
 
@@ -71,6 +73,7 @@ def pause(
             until=after(until, now.now),
             connection=now.conn,
         )
+        now.doubt(row.kind)
     _tell(row, now.now, as_json=as_json)
 
 
@@ -142,6 +145,7 @@ def limit(
         raise click.UsageError("which limits? Give --running, --rate or their --lane- forms; or --none for no limit")
     with session(database_url, schema) as now:
         row = now.queue.kinds.limit(kind, by=by, reason=reason, connection=now.conn, **given)
+        now.doubt(row.kind)
     _tell(row, now.now, as_json=as_json)
 
 

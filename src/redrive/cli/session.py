@@ -45,6 +45,20 @@ class Session:
         """Run a statement; its answer comes as numbers, which no setting of the database spells otherwise."""
         return self.queue.ask(replace(statement, binary=True, loaders=()), self.conn)
 
+    def doubt(self, kind: str) -> None:
+        """Tell the human where neither a live worker nor a job knows a kind: a slip of the pen would hold nothing."""
+        from redrive import stats, store
+        from redrive.cli import screen
+        from redrive.kinds import ALL
+
+        known = {known for row in self.ask(store.workers(self.schema)) if row.alive for known in row.kinds}
+        known |= {row.kind for row in self.ask(stats.depths(self.schema, 1))}
+        if known and kind not in known and kind != ALL:
+            names = sorted(known)
+            more = f" and {len(names) - 20} more" if names[20:] else ""
+            said = f"no live worker knows {kind!r}, and no such job waits; known are: {', '.join(names[:20])}{more}"
+            screen.note(screen.one_line(f"note: {said}"))
+
 
 @contextmanager
 def session(database_url: str | None, schema: str | None) -> Iterator[Session]:

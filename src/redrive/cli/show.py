@@ -81,7 +81,7 @@ def _facts(job: dict[str, Any], now: datetime) -> list[tuple[str, str]]:
     tries = f"{job['attempts']} of {job['max_attempts']}"
     crashes = f", {job['crashes']} worker deaths" if job["crashes"] else ""
     return [
-        ("tries", f"{tries}{crashes}, claimed {job['claims']} times"),
+        ("tries", f"{tries}{crashes}, claimed {job['claims']} {'time' if job['claims'] == 1 else 'times'}"),
         ("created", at("created_at")),
         ("run at", at("run_at")),
         ("updated", at("updated_at")),

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 from starlette.applications import Starlette
@@ -187,6 +187,7 @@ class Desk:
             "may_act": False,
             "looks_only": "",
             "nav": "",
+            "back": _back(request) if page.status == 400 else "",  # noqa: PLR2004 - what was asked can be asked better
             "knows_handlers": bool(self.timeouts or self.curtain.sensitive or list(self.queue.handlers)),
             **page.context,
         }
@@ -231,9 +232,9 @@ class Desk:
 
     def _http_error(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        title, text = "Not found", "There is no such page."
-        if status != 404:  # noqa: PLR2004 - not found
-            title, text = "That is not how", str(getattr(error, "detail", ""))
+        title, text = "That is not how", str(getattr(error, "detail", ""))
+        if status == 404:  # noqa: PLR2004 - not found
+            title, text = "Not found", "There is no such page." if text in ("", "Not Found") else text
         return self._render(request, Page("message.html", {"title": title, "text": text}, status))
 
     def _error(self, request: Request, error: Exception) -> Response:
@@ -273,6 +274,14 @@ def desk(
     passwords = {} if user is not None and password is None else given_passwords(password, look_password)
     access = Access(passwords=passwords, hook=user, local=local)
     return Desk(queue, access, hosts=hosts, read_only=read_only, title=title)
+
+
+def _back(request: Request) -> str:
+    """Tell from which page of the desk a form came; nothing that leads elsewhere."""
+    came = urlsplit(request.headers.get("referer", ""))
+    if came.netloc != request.url.netloc or not came.path.startswith("/") or came.path.startswith("//"):
+        return ""
+    return f"{came.path}?{came.query}" if came.query else came.path
 
 
 def _root(request: Request) -> str:

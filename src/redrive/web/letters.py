@@ -59,7 +59,8 @@ def group(desk: Desk, request: Request) -> Page:
     try:
         found = groups.find(request.query_params.get("name", ""))
     except UnknownGroup:
-        raise HTTPException(404) from None
+        gone = "Nothing is known of this group any more: its jobs were sent back, or have outlived their retention."
+        raise HTTPException(404, gone) from None
     before = request.query_params.get("from", "")
     rows = groups.jobs(found, before=int(before) if before.isdecimal() else None, limit=ROWS + 1)
     sample = groups.sample(found)

@@ -160,7 +160,7 @@ def schedule(desk: Desk, request: Request) -> Page:
     name = request.query_params.get("name", "")
     found = desk.reader.ask(plans.get(desk.queue.schema, store.name(name, "name")))
     if not found:
-        raise HTTPException(404)
+        raise HTTPException(404, "There is no such schedule any more.")
     [row] = found
     slots = desk.reader.ask(plans.slots(desk.queue.schema, name, 30))
     following: list[datetime] = []

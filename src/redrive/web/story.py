@@ -60,7 +60,7 @@ def job(desk: Desk, request: Request) -> Page:
     newest = desk.reader.ask(desk.reader.statement("desk_history", id=int(text), limit=SHOWN + 1))
     failures = newest[:SHOWN][::-1]
     if not found and not failures:
-        raise HTTPException(404)
+        raise HTTPException(404, f"There is no job {int(text)}: it was never there, or has outlived its retention.")
     now = desk.now()
     row = found[0] if found else None
     history = [desk.curtain.failure(each) for each in failures]
