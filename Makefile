@@ -112,9 +112,11 @@ $(BIN)/python:
 
 # The stamps: pip runs again only when pyproject.toml has changed.
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo 'Installing redrive into $(VENV): a minute or so, the first time only.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo 'Installing redrive and its tools into $(VENV): some minutes, the first time only.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(VENV)/.demo $@

@@ -117,7 +117,7 @@ def test_a_death_is_told_to_all_channels_by_one_of_several_workers_and_its_end_t
         wait_for(lambda: len(endpoint.taken) == 4 and len(box.mails) == 2, 20)
     slack, hook = sorted(endpoint.taken[:2], key=len)
     assert "1 dead job of kind mail" in slack["text"]
-    assert "<https://desk.example.com/redrive/jobs?q=status%3Adead%20kind%3A%22mail%22|look>" in slack["text"]
+    assert "<https://desk.example.com/redrive/dead?kind=mail|look>" in slack["text"]
     [line] = hook["lines"]
     assert (hook["sort"], line["what"], line["rule"], line["subject"], line["value"]) == (
         "alert",

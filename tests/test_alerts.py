@@ -53,7 +53,7 @@ def found(what: Seen, before: Any = None, **holding: Any) -> list[tuple[str, str
 def test_deaths_are_found_and_go_on_counting_when_some_were_sent_back():
     [first] = judge(seen(depth("mail", dead=3), deaths={"mail": 3}), dict(RULES), {})
     assert (first.value, first.text) == (3.0, "3 dead jobs of kind mail, 3 of them new")
-    assert first.link == "/jobs?q=status%3Adead%20kind%3A%22mail%22"
+    assert first.link == "/dead?kind=mail"
     before = known(compare([first], {}, NOW))
     [later] = judge(seen(depth("mail", dead=1), deaths={"mail": 1}), dict(RULES), before)
     assert later.value == 4.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import signal
 import subprocess
@@ -169,6 +170,29 @@ def test_a_handler_that_never_returns_does_not_keep_the_process(start_worker, co
     assert worker.stop(10) == 0
     assert conn.execute("select status, attempts from redrive.jobs").fetchall() == [("pending", 0)]
     assert f"({kind}) handed back at attempt 1" in worker.log()
+
+
+def test_what_a_handler_prints_is_seen_at_once_through_a_pipe_too(db, conn, app):
+    write(
+        app,
+        "talk",
+        """
+        from redrive import Queue
+        queue = Queue()
+
+        @queue.handler("mail")
+        def mail(payload):
+            print("a mail, not flushed")
+    """,
+    )
+    insert(conn, "mail")
+    worker = process(db, "worker", "app.talk:queue", stderr=subprocess.DEVNULL, env={"PYTHONUNBUFFERED": ""})
+    try:
+        assert select.select([worker.stdout], [], [], 20)[0], "nothing was printed while the worker ran"
+        assert worker.stdout.readline() == "a mail, not flushed\n"
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=20)
 
 
 def test_a_module_that_is_not_there_is_one_line(db, app):

@@ -157,7 +157,7 @@ def _deaths(seen: Seen, before: dict[tuple[str, str], Any]) -> Iterable[Found]:
         text = f"{jobs(depth.dead, 'dead')}{more} of kind {depth.kind}" + (
             f", {number(new)} of them new" if new else ""
         )
-        yield Found(rule="died", subject=depth.kind, text=text, value=value, link=_search("status:dead", depth.kind))
+        yield Found(rule="died", subject=depth.kind, text=text, value=value, link=_letters(depth.kind))
 
 
 def _rates(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
@@ -167,9 +167,7 @@ def _rates(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
         if row.died >= FEWEST and rule is not None and share >= (rule.limit or 0.0):
             counts = f"{number(row.died)} of {number(row.ended)}"
             text = f"{share:.0%} of the jobs of kind {row.kind} died within 15 minutes, {counts}"
-            yield Found(
-                rule="dead_rate", subject=row.kind, text=text, value=share, link=_search("status:dead", row.kind)
-            )
+            yield Found(rule="dead_rate", subject=row.kind, text=text, value=share, link=_letters(row.kind))
 
 
 def _waits(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
@@ -218,6 +216,12 @@ def _search(what: str, kind: str) -> str:
 
     text = kind.replace("\\", "\\\\").replace('"', '\\"')
     return "/jobs?q=" + quote(f'{what} kind:"{text}"')
+
+
+def _letters(kind: str) -> str:
+    from urllib.parse import quote  # noqa: PLC0415 - of the standard library, for links alone
+
+    return "/dead?kind=" + quote(kind, safe="")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -103,6 +104,9 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
     from redrive.worker import stop_signals
 
     log.attach()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What handlers print is seen when they do, through a pipe too: Docker's log, journald, a file.
+        sys.stdout.reconfigure(line_buffering=True)
     worker = queue.worker(**settings)
     if worker.settings.processes > 1 and not processes.is_member():
         return processes.Processes(worker.settings.processes, worker.settings.grace, once=once).run()

@@ -93,7 +93,7 @@ class Stage:
         if film is None and (served := desk.serve(self.queue)) is not None:
             address, stop = served
             parts.callback(stop)
-            self.view.hints = self.address = [f"In your browser: {address}"]
+            self.view.hints = self.address = [f"In your browser: {address} (until the demo ends)"]
 
     def scene(self, title: str, text: str) -> None:
         """Say what is on."""

@@ -10,12 +10,18 @@ from redrive.web import deeds, entrance, letters, pages, sending, story
 from redrive.web.metrics import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
     from redrive.web.app import Desk
+    from redrive.web.page import Page
 
 
 def routes(desk: Desk) -> list[Route]:
     """List the routes of *desk*."""
-    looks = {
+    looks: dict[str, tuple[str, Callable[[Desk, Request], Page | Response]]] = {
         "now": ("/", pages.now),
         "dead": ("/dead", letters.dead),
         "group": ("/dead/group", letters.group),
