@@ -556,8 +556,8 @@ def test_a_worker_without_the_rights_runs_its_jobs_and_says_once_what_it_lacks(d
     role = f"r_{conn.info.dbname}"
     conn.execute(f"create role {role} login password 'x'; grant usage on schema redrive to {role}")
     conn.execute(
-        f"grant all on redrive.jobs, redrive.workers, redrive.failures, redrive.migrations, redrive.kinds to {role};"
-        f"grant select on redrive.breakers, redrive.batches to {role}"
+        f"grant all on all tables in schema redrive to {role};"
+        f"revoke all on redrive.schedules, redrive.schedule_slots from {role}"
     )
     queue = Queue(psycopg.conninfo.make_conninfo(db, user=role, password="x"))
     queue.schedule(every="1h")(queue.handler("k")(lambda payload: None))
