@@ -12,10 +12,11 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from chaos.proxy import Proxy
-from redrive import connections
+from redrive import connections, store
 from redrive.connections import Control, conninfo, is_outage, is_transient
 from redrive.errors import NoDatabase
-from redrive.statements import Statement, named
+from redrive.statements import Statement, named, run
+from support import wait_for
 
 
 def control(dsn, **options):
@@ -57,6 +58,7 @@ def using(dsn, work, **options):
         (errors.DeadlockDetected(), False, True),
         (errors.LockNotAvailable(), False, True),
         (errors.QueryCanceled(), False, True),
+        (errors.IdleInTransactionSessionTimeout(), False, True),
         (errors.UndefinedTable(), False, False),
         (errors.UniqueViolation(), False, False),
         (errors.InvalidTextRepresentation(), False, False),
@@ -228,3 +230,24 @@ def test_two_statements_at_once_are_said_one_after_the_other(db):
         return await asyncio.gather(*(held.run(say(f"select {n}, pg_sleep(0.02)")) for n in range(5)))
 
     assert [rows[0][0] for rows in using(db, work)] == [0, 1, 2, 3, 4]
+
+
+def test_a_worker_that_freezes_between_two_statements_keeps_its_lock_for_a_while_only(db, conn, monkeypatch):
+    """Else a kind with limits or a breaker would be kept from all others, for as long as one of them is stopped."""
+    monkeypatch.setattr(connections, "_FROZEN_THERE", connections._FROZEN_THERE.replace("10s", "200ms"))
+    conn.execute("insert into redrive.kinds (kind, rate) values ('mail', 1)")
+
+    async def freezes(held):
+        def frozen(locked):
+            assert locked == ["mail"]
+            assert free() == []
+            wait_for(lambda: free() == ["mail"], 5)
+            return say("select 1")
+
+        await held.run_both(store.lock_limits("redrive", ["mail"]), frozen)
+
+    def free():
+        return run(conn, store.lock_limits("redrive", ["mail"]))
+
+    with pytest.raises(errors.IdleInTransactionSessionTimeout):
+        using(db, freezes)

@@ -36,10 +36,12 @@ _ALIVE: dict[str, Any] = {
 }
 # The server's side of the same: a session that nobody is left of must not keep the sentry's lock for hours.
 _ALIVE_THERE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+# And a worker that is frozen between the lock of a kind and its claim must not keep that kind from all others.
+_FROZEN_THERE = "-c idle_in_transaction_session_timeout=10s"
 # Of the server: connections, shutdown, read-only after a failover, out of memory or disk.
 _OUTAGE = ("08", "57P", "53", "25006", "58", "XX")
-# Worth another try as it is: serialization, deadlock, lock timeout, statement timeout.
-_TRANSIENT = ("40", "55P03", "57014")
+# Worth another try as it is: serialization, deadlock, lock timeout, statement timeout, frozen within a transaction.
+_TRANSIENT = ("40", "55P03", "57014", "25P03")
 
 
 def is_outage(error: BaseException) -> bool:
@@ -67,7 +69,7 @@ def conninfo(dsn: str, *, application: str, nonce: str | None = None) -> str:
         # Every statement of a worker has its index, whatever the statistics say, and locks rows in the order of that.
         # For the same reason each is planned once: to plan the survey anew costs five times what it does to run it.
         options += ["-c enable_seqscan=off", "-c enable_bitmapscan=off", "-c plan_cache_mode=force_generic_plan"]
-        options += [f"-c redrive.session={nonce}", _ALIVE_THERE]
+        options += [f"-c redrive.session={nonce}", _FROZEN_THERE, _ALIVE_THERE]
     several = "," in str(given.get("host", ""))
     extra = {"target_session_attrs": "read-write"} if several else {}
     defaults = _ALIVE | extra | {"application_name": application}
