@@ -1271,14 +1271,21 @@ WITH of_kind AS MATERIALIZED (
     UPDATE {breakers} b
     SET state = CASE WHEN %(at_once)s THEN 'closed' ELSE 'closing' END,
         closed_at = {clock}(), closed_by = %(by)s::text, empty_at = {clock}(), slack_at = {clock}(), updated_at = {clock}(),
-        usual_rate = CASE WHEN %(at_once)s THEN usual_rate ELSE greatest(usual_rate, (
+        usual_rate = CASE WHEN %(at_once)s THEN usual_rate ELSE greatest(usual_rate, CASE WHEN b.target = '' THEN (
             SELECT count(*) FROM (
                 SELECT FROM {jobs} j
-                WHERE j.status = 'pending' AND j.kind = b.kind AND (b.target = '' OR j.lane = b.target)
+                WHERE j.status = 'pending' AND j.kind = b.kind AND j.created_at >= b.opened_at AND j.run_at <= {clock}()
+                LIMIT 100000
+            ) j
+        ) ELSE ( -- as in list_breakers
+            SELECT count(*) FROM (
+                SELECT FROM {jobs} j
+                WHERE j.status = 'pending' AND j.kind = b.kind AND j.lane = b.target
+                  AND j.priority = ANY(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]::smallint[])
                   AND j.created_at >= b.opened_at AND j.run_at <= {clock}()
                 LIMIT 100000
             ) j
-        ) / greatest(10, extract(epoch FROM {clock}() - b.opened_at)::float8)) END
+        ) END / greatest(10, extract(epoch FROM {clock}() - b.opened_at)::float8)) END
     WHERE b.kind IN (SELECT kind FROM of_kind) AND b.target = %(target)s::text
       AND (b.state = 'open' AND (%(by_hand)s OR b.probe_at < 'infinity') OR %(at_once)s AND b.state = 'closing')
     RETURNING kind, target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
@@ -1298,10 +1305,13 @@ WITH over AS MATERIALIZED (
     SELECT b.kind, b.target
     FROM {breakers} b JOIN {kinds} k ON k.kind = b.kind
     WHERE b.state = 'closing' AND (b.slack_at <= {clock}() - interval '10 s' OR b.slack_at > {clock}() + interval '1 min')
-       OR b.state = 'open' AND b.probe_at <= {clock}() - interval '1 hour' AND NOT EXISTS (
+       OR b.state = 'open' AND b.probe_at <= {clock}() - interval '1 hour' AND NOT CASE WHEN b.target = '' THEN EXISTS (
+           SELECT FROM {jobs} j WHERE j.status = 'pending' AND j.kind = b.kind
+       ) ELSE EXISTS ( -- as in list_breakers
            SELECT FROM {jobs} j
-           WHERE j.status = 'pending' AND j.kind = b.kind AND j.priority = ANY(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]::smallint[]) AND (b.target = '' OR j.lane = b.target)
-       )
+           WHERE j.status = 'pending' AND j.kind = b.kind AND j.lane = b.target
+             AND j.priority = ANY(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]::smallint[])
+       ) END
     ORDER BY b.kind
     FOR NO KEY UPDATE OF k SKIP LOCKED
 )
@@ -1337,13 +1347,20 @@ RETURNING b.target
 -- The jobs that wait are counted up to a limit, which is said.
 SELECT b.kind, b.target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
        CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
-       {schema}.breaker_rate(b) AS rate, (
+       {schema}.breaker_rate(b) AS rate, CASE WHEN b.target = '' THEN (
            SELECT count(*)::int FROM (
                SELECT FROM {jobs} j
-               WHERE j.status = 'pending' AND j.kind = b.kind AND (b.target = '' OR j.lane = b.target) AND j.run_at <= {clock}()
+               WHERE j.status = 'pending' AND j.kind = b.kind AND j.run_at <= {clock}()
                LIMIT %(most)s
            ) j
-       ) AS waiting
+       ) ELSE ( -- every priority is named, for that makes it one descent of the index each, and not a walk through the kind
+           SELECT count(*)::int FROM (
+               SELECT FROM {jobs} j
+               WHERE j.status = 'pending' AND j.kind = b.kind AND j.lane = b.target AND j.run_at <= {clock}()
+                 AND j.priority = ANY(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]::smallint[])
+               LIMIT %(most)s
+           ) j
+       ) END AS waiting
 FROM {breakers} b
 WHERE (%(kind)s::text IS NULL OR b.kind = %(kind)s::text) AND (%(closed)s OR state <> 'closed')
 ORDER BY state = 'closed', b.kind, b.target
