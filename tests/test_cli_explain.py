@@ -44,6 +44,11 @@ def test_the_schedule_is_the_handlers():
     assert lines[-1].startswith("dead after try 4 fails")
 
 
+def test_a_function_is_called_by_its_name_and_not_by_where_it_lies_in_memory():
+    assert " at 0x" not in redrive(None, "explain", "own").stdout
+    assert "backoff by the function <lambda>, " in redrive(None, "explain", "own").stdout
+
+
 def test_an_alias_is_explained_too():
     assert answer(None, "explain", "letter")["max_attempts"] == 4
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redrive import Queue
-from shell import answer, complaint, redrive
+from shell import answer, beat, complaint, insert, redrive
 
 
 def test_pause_list_and_resume(db):
@@ -32,12 +31,14 @@ def test_limits_are_said_in_units_that_people_use(db):
     assert redrive(db, "limit", "mail", "--none").stdout.strip() == "mail: no limits"
 
 
-def test_a_kind_that_nobody_knows_is_told_since_its_pause_would_hold_nothing(db):
-    Queue(db).enqueue("send_email")
+def test_a_kind_that_nobody_knows_is_told_since_its_pause_would_hold_nothing(db, conn):
+    insert(conn, "send_email")
+    assert redrive(db, "pause", "export").stderr == "", "without a worker nobody can tell"
+    beat(conn)
     for said in (["pause"], ["limit", "--running", "1"], ["breakers", "open"]):
         told = redrive(db, *said, "send_emial").stderr
         assert "no live worker knows 'send_emial'" in told
-        assert told.rstrip().endswith("known are: send_email")
+        assert told.rstrip().endswith("known are: mail, send_email")
         assert redrive(db, *said, "send_email").stderr == ""
     assert redrive(db, "pause", "--all").stderr == ""
 

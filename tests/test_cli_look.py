@@ -325,7 +325,7 @@ def test_the_command_that_dead_prints_sends_exactly_its_group_back(db, conn):
 
 
 def test_workers_are_listed_with_what_ails_them(db, conn):
-    beat(conn, "box:1:aaaaaa", in_flight=3)
+    beat(conn, "box:1:aaaaaa", in_flight=3, app_version="shop-7")
     beat(conn, "box:2:bbbbbb", silent="5 min", problem="claim loop: token=k-123456 refused")
     lines = redrive(db, "workers").stdout.splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [
@@ -333,6 +333,7 @@ def test_workers_are_listed_with_what_ails_them(db, conn):
         ["box:2:bbbbbb", "silent", "0/10"],
     ]
     assert "claim loop" in lines[2]
+    assert lines[1][lines[0].index(" APP ") :].split()[0] == "shop-7"  # whose deploy is running, before ours
     assert leaks("".join(lines)) == []
     document = answer(db, "workers")["workers"]
     assert [(row["name"], row["alive"], row["kinds"]) for row in document] == [

@@ -20,7 +20,7 @@ from redrive.masking import mask_text
 from redrive.migrate import latest
 from redrive.sql import compose, migrations
 from redrive.statements import named, run
-from redrive.words import clean, number, one_line, span
+from redrive.words import clean, jobs, number, one_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -266,7 +266,7 @@ def _kinds(patient: Patient) -> None:
         depth = by_kind[kind]
         more = " or more" if depth.capped(depth.pending) else ""
         patient.bad(
-            f"{number(depth.due)}{more} due jobs of kind {kind} have no living worker that knows it, "
+            f"no living worker knows kind {kind}: {jobs(depth.due, 'due')}{more}, "
             f"the oldest for {span(depth.oldest_due or 0.0)}",
             f"workers with its handler (or aliases=[...] if it was renamed), or: redrive cancel --kind {clean(kind)}",
             kind=kind,

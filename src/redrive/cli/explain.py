@@ -60,7 +60,7 @@ def explain(kind: str, app: str | None, *, as_json: bool) -> None:
         return
     click.echo(f"{screen.clean(kind)}: {plan.source}")
     limit = "no timeout" if plan.timeout is None else f"timeout {screen.span(plan.timeout)}"
-    click.echo(f"backoff {screen.clean(repr(plan.backoff))}, {plan.max_attempts} attempts, {limit}")
+    click.echo(f"backoff {screen.clean(_backoff(plan.backoff))}, {plan.max_attempts} attempts, {limit}")
     click.echo()
     rows = [
         [
@@ -74,6 +74,14 @@ def explain(kind: str, app: str | None, *, as_json: bool) -> None:
     if plan.max_attempts > SHOWN:
         click.echo(f"and so on, up to try {screen.number(plan.max_attempts)}")
     click.echo(f"dead after try {screen.number(plan.max_attempts)} fails, unless it is sent back: redrive requeue")
+
+
+def _backoff(backoff: Backoff) -> str:
+    from redrive.backoff import Curve
+
+    if isinstance(backoff, Curve):
+        return repr(backoff)
+    return f"by the function {getattr(backoff, '__qualname__', type(backoff).__name__)}"
 
 
 def _plan(kind: str, app: str | None) -> Plan:

@@ -135,7 +135,7 @@ def workers(database_url: str | None, schema: str | None, *, as_json: bool) -> N
     if as_json:
         screen.document({"workers": [row._asdict() for row in rows]})
         return
-    headers = ("WORKER", "STATE", "JOBS", "STARTED", "LAST BEAT", "VERSION", "KINDS", "PROBLEM")
+    headers = ("WORKER", "STATE", "JOBS", "STARTED", "LAST BEAT", "APP", "REDRIVE", "KINDS", "PROBLEM")
     lines = [
         [
             row.name,
@@ -143,6 +143,7 @@ def workers(database_url: str | None, schema: str | None, *, as_json: bool) -> N
             f"{row.in_flight}/{row.concurrency}",
             screen.ago(row.started_at, now.now),
             f"{screen.span(row.silent_for)} ago",
+            row.app_version or "",
             row.version,
             ", ".join(row.kinds),
             Cell(row.problem or "", "red"),

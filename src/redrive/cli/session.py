@@ -52,8 +52,10 @@ class Session:
         from redrive.kinds import ALL
 
         known = {known for row in self.ask(store.workers(self.schema)) if row.alive for known in row.kinds}
+        if not known or kind in {ALL, *known}:  # without a live worker nobody can tell
+            return
         known |= {row.kind for row in self.ask(stats.depths(self.schema, 1))}
-        if known and kind not in known and kind != ALL:
+        if kind not in known:
             names = sorted(known)
             more = f" and {len(names) - 20} more" if names[20:] else ""
             said = f"no live worker knows {kind!r}, and no such job waits; known are: {', '.join(names[:20])}{more}"
