@@ -107,7 +107,8 @@ def test_an_open_breaker_is_told_instead_of_the_wait_that_it_causes():
     late = depth("mail", due=1, oldest_due=900.0)
     assert found(seen(late, known=("mail",), breakers=[breaker("open", 2)])) == [("breaker", "mail")]
     assert found(seen(late, known=("mail",), breakers=[breaker("open", 0.5)])) == []
-    assert found(seen(late, known=("mail",), breakers=[breaker("closing", 9)])) == [("oldest_due", "mail")]
+    assert found(seen(late, known=("mail",), breakers=[breaker("closing", 9)])) == []
+    assert found(seen(late, known=("mail",), breakers=[breaker("closed", 9)])) == [("oldest_due", "mail")]
     alone = rules(["-breaker"])
     assert found(seen(late, known=("mail",), breakers=[breaker("open", 2)]), **alone) == [("oldest_due", "mail")]
     assert "hunter2" not in str(judge(seen(breakers=[breaker("open", 2)]), dict(RULES), {}))

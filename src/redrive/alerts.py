@@ -172,8 +172,8 @@ def _rates(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
 
 def _waits(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
     unknown = set(seen.figures.unknown) if seen.figures.alive else set()
-    # An open breaker is what there is to know of its kind; a rule that is off hides nothing.
-    whole = (row for row in seen.breakers if row.state == "open" and not row.target)
+    # A breaker is what there is to know of its kind, also while the backlog goes out; a rule that is off hides nothing.
+    whole = (row for row in seen.breakers if row.state != "closed" and not row.target)
     held = {row.kind for row in whole} if "breaker" in holding else set()
     for depth in seen.figures.depths:
         age, kind = depth.oldest_due or 0.0, depth.kind
