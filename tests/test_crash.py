@@ -249,7 +249,7 @@ queue = Queue()
 @queue.handler("quick")
 async def quick(payload, job):
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
-        conn.execute("insert into public.begun values (%s)", [job.id])
+        conn.execute("insert into public.begun values (%s, %s)", [job.id, os.getpid()])
 
 
 @queue.handler("blocks", priority=1)
@@ -260,7 +260,7 @@ async def blocks(payload):
 
 def test_what_was_claimed_before_a_freeze_is_not_begun_after_it_though_the_heart_beats_again(conn, start_worker):
     """The loop is blocked when the worker is thawed, so its next beat is answered before it looks at what waits."""
-    conn.execute("create table public.begun (job bigint)")
+    conn.execute("create table public.begun (job bigint, pid int)")
     frozen = start_worker(FROZEN, *HASTY, "--concurrency", "1")
     conn.execute("insert into redrive.jobs (kind) select 'quick' from generate_series(1, 300)")
     wait_for(lambda: states(conn) == {"succeeded": 300}, 30)
@@ -272,7 +272,9 @@ def test_what_was_claimed_before_a_freeze_is_not_begun_after_it_though_the_heart
     wait_for(lambda: conn.execute(waiting).fetchone()[0] >= 1)
     frozen.pause()
     start_worker(FROZEN, *HASTY, "--kinds", "quick")
-    wait_for(lambda: conn.execute("select count(*) from public.begun").fetchone() == (305,), 20)
+    wait_for(lambda: conn.execute("select count(distinct job) from public.begun").fetchone() == (305,), 20)
+    own = "select count(*) from public.begun where pid = %s"
+    before = conn.execute(own, [frozen.pid]).fetchone()
     frozen.resume()
     wait_for(lambda: conn.execute("select bool_and(status = 'succeeded') from redrive.jobs").fetchone() == (True,), 30)
-    assert conn.execute("select count(*) from public.begun").fetchone() == (305,)
+    assert conn.execute(own, [frozen.pid]).fetchone() == before
