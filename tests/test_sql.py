@@ -30,6 +30,12 @@ def names_in(text: str) -> set[str]:
     return {field for _, field, _, _ in Formatter().parse(text) if field}
 
 
+def test_what_is_said_can_be_spelt_in_every_encoding():
+    """A database in LATIN1 refuses a statement with a letter that it has not."""
+    assert [name for name in STATEMENTS if not text_of(name).isascii()] == []
+    assert [step.name for step in migrations() if not step.text.isascii()] == []
+
+
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_every_statement_is_said_somewhere(name):
     assert any(f'"{name}"' in path.read_text() for path in SOURCE.rglob("*.py"))

@@ -1967,7 +1967,7 @@ SELECT coalesce(min(id), 0) AS first, coalesce(max(id), 0) AS last FROM {jobs}
 -- The caller goes from piece to piece, as large as its time allows, so what no index serves costs no more than that.
 SELECT id, kind, status::text, attempts, max_attempts, run_at, locked_at, locked_by, created_at, updated_at, priority, lane,
        key, crashes, cancel_requested_at,
-       CASE WHEN length(last_error) > 3000 THEN left(last_error, 500) || E'\n…\n' || right(last_error, 2000)
+       CASE WHEN length(last_error) > 3000 THEN left(last_error, 500) || E'\n...\n' || right(last_error, 2000)
             ELSE last_error END AS last_error,
        CASE WHEN pg_column_size(payload) < 8000 THEN payload END AS payload
 FROM (
