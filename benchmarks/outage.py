@@ -12,7 +12,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WORKER = "here:1:abcdef"
-TICKS = 8
+TICKS = 5
 """Steps of a second while the backlog goes out at a rate, when a worker looks as often; one a second otherwise."""
 LIMIT = 1000
 WINDOW = 10
@@ -79,7 +79,7 @@ class Play:
         self.queue = Queue("postgresql:///nowhere")
         self.queue.handler("mail", breaker=breaker)(provider.send)
         self._conn, self._provider = conn, provider
-        self._wire: Any = Wire(conn)  # as its control connection is to a worker
+        self._wire = cast("Any", Wire(conn))  # as its control connection is to a worker
         self._done: list[Finished] = []
         self._lanes = Lanes(["mail"])
         self._guard = Guard(Database(WORKER), self._wire, self.queue.handlers, lambda: provider.now)
@@ -95,7 +95,7 @@ class Play:
         lanes, now = self._lanes, self._provider.now
         rows = await self._wire.run(store.survey("redrive", **lanes.look()))
         survey = lanes.surveyed(rows, 0.0, now)
-        lanes.limits.broken = self._guard.learn(lanes.limits.breakers)
+        lanes.limits.broken = self._guard.learn(lanes.limits.breakers, now)
         lanes.limits.arrived()
         if survey.due or lanes.asks_limits(now):
             for job in await self._claim(now):
