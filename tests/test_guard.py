@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from benchmarks.outage import play
 from engine import Inside, states
 from redrive import Breaker, Discard, InvalidOption, Queue, Retry, Snooze, events
 from redrive.failure import describe
@@ -438,3 +439,13 @@ def test_what_handlers_threads_find_out_is_in_no_claims_way():
         assert broken == []
 
     guarded(scenario)
+
+
+def test_an_outage_played_in_moved_time_costs_no_job_and_ends_without_a_stampede(db):
+    """What make outage does at length: RB-05 in spirit, and the bars of probes and of arrival afterwards."""
+    story = {"rate": 5.0, "before": 30.0, "outage": 150.0, "after": 90.0}
+    run = asyncio.run(play(db, breaker=True, tell=lambda _share: None, **story))
+    assert run["dead"] == 0
+    assert 3 <= run["calls_during_outage"] <= 30
+    assert run["probes_a_second"] < 1
+    assert 5 < run["peak_rate_after"] <= 10
