@@ -206,7 +206,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=5.0, help="jobs a second")
     parser.add_argument("--before", type=float, default=600.0, help="seconds before the outage")
     parser.add_argument("--outage", type=float, default=7200.0, help="seconds of outage")
-    parser.add_argument("--after", type=float, default=11_400.0, help="seconds after it")
+    parser.add_argument("--after", type=float, default=3000.0, help="seconds after it")
     parser.add_argument("--picture", type=Path, help="where to put the picture")
     given = parser.parse_args()
     story = {"rate": given.rate, "before": given.before, "outage": given.outage, "after": given.after}
