@@ -58,7 +58,7 @@ class Pin(NamedTuple):
 PINS = {
     "claim_jobs": Pin({"jobs_claim_idx", "jobs_pkey"}, "jobs_claim_idx", 6000, ordered=True),
     "claim_limited": Pin({"jobs_claim_idx", "jobs_counted_idx"}, "jobs_claim_idx", 6000, limited=True),
-    "claim_alone": Pin({"jobs_alone_idx", "jobs_counted_idx"}, "jobs_alone_idx", 150),
+    "claim_alone": Pin({"jobs_alone_idx", "jobs_counted_idx"}, "jobs_alone_idx", 120),
     "survey_lanes": Pin(
         {"jobs_claim_idx", "jobs_alone_idx"}, "jobs_claim_idx", 500, ordered=True, helped=True, walks=True
     ),

@@ -11,34 +11,10 @@ import psycopg
 import pytest
 
 from redrive import InvalidOption, Queue, store
-from redrive.job import Holder
 from redrive.lanes import Lanes
 from redrive.statements import named, run
 from redrive.testing import clock
-
-WORKER = Holder("here:1:abcdef", "redrive", None, None)
-
-
-def add(conn: psycopg.Connection, kind: str, jobs: int = 1, **columns: Any) -> None:
-    named_ = "".join(f", {name}" for name in columns)
-    given = "".join(", %s" for _ in columns)
-    conn.execute(
-        f"insert into redrive.jobs (kind{named_}) select %s{given} from generate_series(1, %s)",
-        [kind, *columns.values(), jobs],
-    )
-
-
-def claim(conn: psycopg.Connection, *kinds: str, limit: int = 100, alone: bool = False) -> list[Any]:
-    """Claim as a worker does: what has no limit, then what has, in one transaction with the lock of its kind."""
-    lanes = Lanes(kinds)
-    lanes.surveyed(run(conn, store.survey("redrive", **lanes.look())), 0.0, 1.0)
-    jobs = run(conn, store.claim(WORKER, **lanes.plan(limit, lambda _kind: limit, 1.0).params()))
-    with conn.transaction():
-        locked = run(conn, store.lock_limits("redrive", list(lanes.limits)))
-        if alone:
-            return run(conn, store.claim_alone(WORKER, kinds=list(kinds), locked=locked))
-        plan = lanes.plan(limit, lambda _kind: limit, 1.0, limited=True)
-        return jobs + run(conn, store.claim_limited(WORKER, locked=locked, **plan.params()))
+from support_engine import WORKER, add, claim
 
 
 def trip(conn: psycopg.Connection, kind: str = "mail", target: str = "", **how: Any) -> Any:
