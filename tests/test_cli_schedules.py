@@ -81,7 +81,9 @@ def test_a_schedule_from_the_shell_from_beginning_to_end(db, conn):
 
 def test_mistakes_have_their_exit_codes(db, conn):
     assert "no schedule 'x'; there are: none" in complaint(redrive(db, "schedules", "pause", "x", code=1))
-    assert "no slots of schedule 'x'" in complaint(redrive(db, "schedules", "slots", "x", code=1))
+    assert "no schedule 'x'; there are: none" in complaint(redrive(db, "schedules", "slots", "x", code=1))
+    redrive(db, "schedules", "add", "new", "k", "@yearly")
+    assert "no slots of schedule 'new'" in complaint(redrive(db, "schedules", "slots", "new", code=1))
     assert "cron is '61 * * * *'" in complaint(redrive(db, "schedules", "add", "x", "k", "61 * * * *", code=2))
     assert "it is no JSON" in redrive(db, "schedules", "add", "x", "k", "@daily", "--payload", "{", code=2).stderr
     redrive("postgresql://nobody@127.0.0.1:1/x", "schedules", "list", code=3)

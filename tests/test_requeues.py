@@ -250,6 +250,16 @@ class TestWhatChangesMeanwhile:
 
 
 class TestWhich:
+    def test_it_can_be_an_id_or_ids(self, conn, queue, dead):
+        first, *others = dead.ids
+        assert queue.requeue(first) == [first]
+        assert queue.requeue(others) == others
+        assert queue.requeue([]) == []
+        for wrong in ("7", {"kind": "mail"}, True, [True], ["7"], None, 7.0):
+            with pytest.raises(InvalidOption, match="give an id, ids, or a filter"):
+                queue.requeue(wrong)
+        assert states(conn) == {"dead": 2, "pending": 10}
+
     def test_it_can_be_said_by_what_stands_in_the_payload(self, conn, queue):
         for each in ({"to": "ada@x", "user": {"name": "Ada"}}, {"items": [1, {"sku": 7}], "paid": True}, [1]):
             insert(conn, "mail", status="dead", payload=json.dumps(each))

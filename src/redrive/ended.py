@@ -6,7 +6,7 @@ One filter for the command line, the pages and a program; one statement behind a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
@@ -73,6 +73,22 @@ class Ended:
         if self.statuses == ("dead",):
             del given["statuses"]
         return json.dumps({name: value for name, value in given.items() if value is not None}, default=_plain)
+
+    @classmethod
+    def of(cls, which: Ended | int | Iterable[int]) -> Ended:
+        """Give the filter that is meant by *which*: itself, or the dead jobs with that id or those ids.
+
+        Raises:
+            InvalidOption: for anything else, text too.
+        """
+        if isinstance(which, Ended):
+            return which
+        ids = [which] if isinstance(which, int) else which
+        if isinstance(ids, Iterable) and not isinstance(ids, str | bytes | Mapping):
+            listed = list(ids)
+            if all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+                return cls(ids=listed)
+        raise InvalidOption(f"which is {which!r:.80}: give an id, ids, or a filter as in Ended(kind='send_email')")
 
     @classmethod
     def read(cls, given: Any) -> Ended:

@@ -204,15 +204,21 @@ class Queue(Registry):
 
     def requeue(
         self,
-        which: Ended,
+        which: Ended | int | Iterable[int],
         *,
         by: str = "",
         reason: str = "",
         connection: psycopg.Connection[Any] | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> list[int]:
-        """Send dead jobs back with a fresh budget, their history kept, in guarded batches; lists those that moved."""
-        return self.requeues.now(which, by=by, reason=reason, connection=connection, on_batch=on_batch)
+        """Send dead jobs back with a fresh budget, their history kept, in guarded batches; lists those that moved.
+
+        *which* is an id, ids, or a filter as in ``Ended(kind="send_email", error="timeout")``.
+
+        Raises:
+            InvalidOption: for a filter that makes no sense.
+        """
+        return self.requeues.now(Ended.of(which), by=by, reason=reason, connection=connection, on_batch=on_batch)
 
     def ask(self, statement: Statement[T], connection: psycopg.Connection[Any] | None = None) -> list[T]:
         """Run a statement of :mod:`redrive.store` on *connection*, or on one of the queue's own."""

@@ -278,6 +278,14 @@ class Schedules:
         """Enqueue a schedule's job now, from async code; see :meth:`run`."""
         return await self._arun(self._once(name, by, reason), connection)
 
+    def get(self, name: str, *, connection: Connection[Any] | None = None) -> Schedule:
+        """Fetch one schedule.
+
+        Raises:
+            UnknownSchedule: when there is none of that name.
+        """
+        return self._run(self._found(name), connection)
+
     def list(self, *, connection: Connection[Any] | None = None) -> Rows:
         """List the schedules, by name."""
         return self._queue.ask(get(self._queue.schema), connection)

@@ -221,6 +221,8 @@ def slots(*, name: str, limit: int, database_url: str | None, schema: str | None
     with session(database_url, schema) as now:
         _demand_tables(now)
         rows = now.ask(fetch(now.schema, name, limit))
+        if not rows:  # those of a schedule that was removed are still shown
+            now.queue.schedules.get(name, connection=now.conn)
     if as_json:
         screen.document([row._asdict() for row in rows])
         return
