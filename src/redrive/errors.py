@@ -5,6 +5,7 @@ What redrive raises::
     RedriveError
     ├── InvalidPayload (ValueError)    a payload that would not come back as it went in
     ├── InvalidOption  (ValueError)    an option with a value that makes no sense
+    ├── InvalidMap     (ValueError)    the map of an adopted table is wrong, or doesn't suit the table
     ├── NotMigrated                    the tables are missing or too old
     ├── MigrationFailed                a migration stopped; nothing of it was kept
     ├── UnknownKind                    no handler goes by that name
@@ -33,6 +34,10 @@ from __future__ import annotations
 import inspect
 import math
 from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class RedriveError(Exception):
@@ -54,6 +59,21 @@ class InvalidPayload(RedriveError, ValueError):
 
 class InvalidOption(RedriveError, ValueError):
     """An option has a value that makes no sense; see the options of `Queue` and `Queue.handler`."""
+
+
+class InvalidMap(RedriveError, ValueError):
+    """The map of an adopted table is wrong, or doesn't suit the table; mend it and look with `redrive adopt --map`."""
+
+    problems: tuple[str, ...] = ()
+    """Each thing that is wrong, with its place in the map and the remedy."""
+
+    @classmethod
+    def of(cls, name: str, problems: Iterable[str]) -> InvalidMap:
+        """Tell all *problems* of the map called *name*."""
+        found = tuple(problems)
+        error = cls(f"{name}: " + "; ".join(found))
+        error.problems = found
+        return error
 
 
 class NotMigrated(RedriveError):

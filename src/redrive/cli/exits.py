@@ -81,7 +81,7 @@ def _trouble(error: Exception, schema: str) -> Trouble | None:
         return NotInstalled(_line(error))
     if isinstance(error, errors.NoDatabase):
         return Unreachable(_line(error))
-    if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.UnknownKind):
+    if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.InvalidMap | errors.UnknownKind):
         return Misused(_line(error, ours=True))
     if isinstance(error, errors.UnknownSchedule | errors.UnknownGroup | errors.UnknownRequeue):
         return Trouble(_line(error, ours=True))

@@ -2813,3 +2813,118 @@ TRUNCATE {jobs}, {failures}, {workers}
 
 -- name: bench_drop
 DROP SCHEMA IF EXISTS {schema} CASCADE
+
+
+------------------------------------------------------------------------------------- a stranger's table: what it is
+-- Of `redrive adopt`. All of it reads, most of it only the catalogs; it needs no table of redrive's own.
+
+-- name: adopt_find
+-- The table of that name as this session's search path finds it, and where there is none, names that are like it.
+SELECT to_regclass(%(name)s::text)::oid AS oid,
+       ARRAY(SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+             WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^pg_|^information_schema$'
+               AND (lower(c.relname) = lower(%(bare)s::text) OR length(%(bare)s::text) > 2 AND position(lower(%(bare)s::text) IN lower(c.relname)) > 0)
+             ORDER BY lower(c.relname) <> lower(%(bare)s::text), c.relname LIMIT 5) AS alike
+
+-- name: adopt_table
+SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS sort,
+       format('%%I.%%I', n.nspname, c.relname) AS qualified,
+       pg_get_userbyid(c.relowner)::text AS owner, c.reltuples::float8 AS estimate,
+       CASE WHEN c.relkind = 'p'
+            THEN (SELECT coalesce(sum(pg_total_relation_size(i.inhrelid)), 0) FROM pg_inherits i WHERE i.inhparent = c.oid)
+            ELSE pg_total_relation_size(c.oid) END::bigint AS bytes,
+       c.relpersistence::text AS persistence, c.relrowsecurity AS row_security, c.relforcerowsecurity AS forced,
+       row_security_active(c.oid) AS filtered
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = %(table)s::oid
+
+-- name: adopt_columns
+WITH RECURSIVE types AS (
+    SELECT a.attnum, a.atttypid AS type, a.atttypmod AS typmod, NULL::oid AS domain, false AS refuses_null
+    FROM pg_attribute a WHERE a.attrelid = %(table)s::oid AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT types.attnum, t.typbasetype, CASE WHEN types.typmod >= 0 THEN types.typmod ELSE t.typtypmod END, t.oid,
+           types.refuses_null OR t.typnotnull
+    FROM types JOIN pg_type t ON t.oid = types.type WHERE t.typtype = 'd'
+)
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, t.typname AS base,
+       CASE WHEN t.typname IN ('varchar', 'bpchar') AND types.typmod > 4 THEN types.typmod - 4 END AS width,
+       NOT (a.attnotnull OR types.refuses_null) AS nullable, pg_get_expr(d.adbin, d.adrelid) AS default,
+       a.attgenerated <> '' OR a.attidentity = 'a' AS generated,
+       ARRAY(SELECT e.enumlabel::text FROM pg_enum e WHERE e.enumtypid = t.oid ORDER BY e.enumsortorder) AS labels,
+       ARRAY(SELECT pg_get_constraintdef(k.oid) FROM pg_constraint k
+             WHERE k.contype = 'c' AND (k.contypid IN (SELECT w.domain FROM types w WHERE w.attnum = a.attnum)
+                                        OR k.conrelid = a.attrelid AND k.conkey = ARRAY[a.attnum])) AS checks,
+       has_column_privilege(a.attrelid, a.attnum, 'SELECT') AS readable,
+       has_column_privilege(a.attrelid, a.attnum, 'UPDATE') AS writable
+FROM types
+JOIN pg_type t ON t.oid = types.type AND t.typtype <> 'd'
+JOIN pg_attribute a ON a.attrelid = %(table)s::oid AND a.attnum = types.attnum
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ORDER BY a.attnum
+
+-- name: adopt_indexes
+SELECT i.indexrelid::regclass::text AS name, pg_get_indexdef(i.indexrelid) AS definition, i.indisprimary AS primary,
+       i.indisunique AS unique, i.indisvalid AND i.indisready AS valid,
+       pg_get_expr(i.indpred, i.indrelid) AS predicate,
+       ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k (attnum, place)
+             LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum AND k.attnum > 0
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place) AS columns
+FROM pg_index i WHERE i.indrelid = %(table)s::oid
+ORDER BY NOT i.indisprimary, NOT i.indisunique, 1
+
+-- Terms of a mapping, put together by redrive.adopt.terms and composed into statements. Values are literals in them, so
+-- that a trigger, an index and a query all say the same. The time of a naive column is read with the zone that the map
+-- says, whatever the session's TimeZone is.
+
+-- name: adopt_term_true
+true
+
+-- name: adopt_term_in
+{column} IN ({values})
+
+-- name: adopt_term_null
+{column} IS NULL
+
+-- name: adopt_term_where
+-- The line's end closes what might be a comment.
+({where}
+)
+
+-- name: adopt_term_tries_left
+coalesce({column}, 0) < {most}
+
+-- name: adopt_term_most
+coalesce({column}, {most})
+
+-- name: adopt_time_timestamptz
+{column}
+
+-- name: adopt_time_timestamp
+({column}::timestamp AT TIME ZONE {zone})
+
+-- name: adopt_time_epoch_s
+to_timestamp({column}::float8)
+
+-- name: adopt_time_epoch_ms
+to_timestamp({column}::float8 / 1000)
+
+-- name: adopt_time_iso
+-- The cast to timestamp would drop an offset without a word: only texts that have none are read by the zone.
+(CASE WHEN {column} ~ '^\d{{4}}-\d\d-\d\d.*(Z|z|[+-]\d\d(:?\d\d)?)$' AND {column} !~ '^\d{{4}}-\d\d-\d\d$' THEN {column}::timestamptz
+      WHEN {column} ~ '^\d{{4}}-\d\d-\d\d' THEN {column}::timestamp AT TIME ZONE {zone} END)
+
+-- name: adopt_spell_timestamptz
+{time}
+
+-- name: adopt_spell_timestamp
+({time} AT TIME ZONE {zone})
+
+-- name: adopt_spell_epoch_s
+floor(extract(epoch FROM {time}))::bigint
+
+-- name: adopt_spell_epoch_ms
+floor(extract(epoch FROM {time}) * 1000)::bigint
+
+-- name: adopt_spell_iso
+to_char({time} AT TIME ZONE {zone}, 'YYYY-MM-DD"T"HH24:MI:SS.MS') || {offset}
