@@ -24,7 +24,7 @@ from chaos.conductor import Conductor
 from chaos.crew import LEASE, Crew
 from chaos.evidence import Evidence, heard, looked_up
 from chaos.ledger import Ledger, read
-from chaos.orders import orders
+from chaos.orders import LIMIT, orders
 from chaos.plan import plan
 from chaos.producers import Producers, Ways
 from chaos.report import Circumstances, report
@@ -32,6 +32,7 @@ from chaos.scene import Scene
 from chaos.slots import fill
 from chaos.stage import Stage
 from chaos.verdict import Verdict, judge
+from redrive import Queue
 
 SECONDS = 300.0
 JOBS_PER_SECOND = 90.0
@@ -115,6 +116,7 @@ def run(seed: int, seconds: float, stopping: threading.Event, keep: Path | None)
             crew.start()
             with stage.connect() as conn:
                 heard_of = "SELECT count(*) FROM redrive.workers"
+                limit(stage.direct)
                 crew.muster(lambda: int((conn.execute(heard_of).fetchone() or [0])[0]))
             producers.start()
             watch.start()
@@ -144,6 +146,13 @@ def run(seed: int, seconds: float, stopping: threading.Event, keep: Path | None)
             rate=JOBS_PER_SECOND,
         )
         return judge(seed, evidence, conductor.struck), how
+
+
+def limit(dsn: str) -> None:
+    """Set the limit that is to hold, as an operator would."""
+    queue = Queue(dsn)
+    queue.kinds.limit("limited", running=LIMIT)
+    queue.close()
 
 
 def drain(stage: Stage, producers: Producers, stopping: threading.Event) -> None:

@@ -1,7 +1,7 @@
 """What the workers of a run do: handlers that work, and handlers that misbehave in every way known to us.
 
 Each writes its start and its end to the ledger, which is not redrive's and not in the database. What they do is said by
-the payload, so that a seed decides it. It is also loaded by an older redrive, so it uses nothing new.
+the payload, so that a seed decides it. It is also loaded by an older redrive, so what that does not know is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Any
 
 import psycopg
 
+import redrive
 from chaos.ledger import Ledger
+from chaos.orders import down
 from redrive import Dead, Discard, Queue, Retry, Snooze, backoff
 
 SLOT = os.environ["CHAOS_SLOT"]
@@ -186,6 +188,28 @@ async def echo(payload: dict[str, Any], job: Any) -> None:
     """Answer: this worker works again."""
     with witnessed(payload, job):
         pass
+
+
+if hasattr(redrive, "Breaker"):  # the older one knows neither limits nor breakers, and leaves these kinds alone
+
+    @queue.handler("limited", backoff=soon)
+    async def limited(payload: dict[str, Any], job: Any) -> None:
+        """Work where only a few may at once, in all workers together."""
+        with witnessed(payload, job):
+            await asyncio.sleep(payload["for"])
+
+    @queue.handler(
+        "calls",
+        backoff=soon,
+        target=lambda payload: payload["to"],
+        breaker=redrive.Breaker(failures=2, share=0.3, window=30, probe_every=0.5, probe_longest=2),
+    )
+    async def calls(payload: dict[str, Any], job: Any) -> None:
+        """Call a service that is down now and then, for longer than all the tries of a job would take."""
+        with witnessed(payload, job):
+            await asyncio.sleep(payload["for"])
+            if down(payload["to"], time.monotonic()):
+                raise ConnectionError(payload["to"])
 
 
 def _watch() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from chaos.evidence import FOR_EVER, Change, Evidence, Try
+from chaos.orders import LIMIT
 
 LOST, DOUBLE, ILLEGAL, UNEXPLAINED = "lost", "double_outcomes", "illegal_transitions", "unexplained_duplicates"
 COUNTS = (LOST, DOUBLE, ILLEGAL, UNEXPLAINED)
@@ -27,6 +28,8 @@ LEGAL = {
 ON_PURPOSE = {"ends"}
 """Kinds of which some end `failed`, as they ask for."""
 KILLERS = {"kills", "exits", "isolated"}
+AGAIN = ("Snooze", "SystemExit", "ConnectionError")
+"""What a handler raises that makes its job run again though no try failed; the last where a breaker holds it back."""
 GIVEN_BACK = ("pending", -1)
 SLACK = 1.5
 """Seconds for a statement to be sent and the machine to have other things to do."""
@@ -223,6 +226,34 @@ def lease_outlived(evidence: Evidence) -> Iterator[str]:
             yield f"{late:.1f} s too late after the end of its worker: {change}"
 
 
+def over_the_limit(evidence: Evidence) -> Iterator[str]:
+    """Instants at which more of the limited jobs ran than may; what nobody could stop, frozen or cut off, apart."""
+    edges: list[tuple[float, int, int]] = []
+    for each in evidence.tries:
+        row = evidence.rows.get(each.job)
+        if row is None or row.kind != "limited":
+            continue
+        life = evidence.life(each.worker, each.began)
+        ended = min(each.ended, life.gone if life else FOR_EVER)
+        if evidence.excuse(each.worker, each.began - evidence.lease, ended) in ("", "killed", "ended"):
+            edges += [(each.began, 1, each.job), (ended, -1, each.job)]
+    running: set[int] = set()
+    for at, step, job in sorted(edges):  # at the same instant an end comes first
+        if step < 0:
+            running.discard(job)
+            continue
+        running.add(job)
+        if len(running) > LIMIT:
+            yield f"{len(running)} limited jobs ran at {at:.3f}: {sorted(running)}"
+
+
+def outage_death(evidence: Evidence) -> Iterator[str]:
+    """Jobs that ended dead because what they call was down for a while."""
+    for row in evidence.rows.values():
+        if row.kind == "calls" and row.status == "dead":
+            yield f"job {row.id} is dead after {row.attempts} attempts: {row.last_error}"
+
+
 def calm(evidence: Evidence, since: float, until: float) -> float:
     """Give the seconds in which somebody could judge: not in an outage, nor for the lease of evidence after it."""
     total, at = until - since, since
@@ -259,7 +290,11 @@ def repeats(evidence: Evidence) -> Iterator[Repeat]:
             continue
         failure = failed.get((each.job, each.claim))
         own = failure is not None and failure.error_type != "WorkerLost"
-        if own or each.how in ("Snooze", "SystemExit"):
+        if own or each.how in (
+            "Snooze",
+            "SystemExit",
+            "ConnectionError",
+        ):  # the last is a breaker's, which held it back
             continue
         change = ended.get((each.job, each.claim))
         until = change.at if change is not None else FOR_EVER
@@ -329,6 +364,8 @@ INVARIANTS = (
     Invariant(
         "innocent_death", ILLEGAL, "No job that did not itself end its worker is dead for crashes.", innocent_death
     ),
+    Invariant("over_the_limit", ILLEGAL, "No more run at any instant than their kind's limit allows.", over_the_limit),
+    Invariant("outage_death", ILLEGAL, "No job dies of an outage of what it calls.", outage_death),
     Invariant("lease_outlived", ILLEGAL, "No lease outlives its worker by more than lease and sweep.", lease_outlived),
     Invariant(
         "unexplained",

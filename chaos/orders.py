@@ -9,18 +9,20 @@ from typing import Any
 
 KINDS = {
     # of a thousand jobs
-    "quick": 560,
+    "quick": 510,
     "threaded": 200,
     "steady": 55,
     "raises": 90,
     "ends": 40,
     "completes": 35,
+    "limited": 20,
+    "calls": 30,
     "isolated": 8,
     "hangs": 4,
     "late": 2,
     "exits": 3,
     "allocates": 2,
-    "kills": 0.5,
+    "kills": 1,
     "blocks": 0.5,
 }
 ROADS = {"api": 30, "insert": 20, "order": 20, "many": 20, "pooled": 10}
@@ -32,6 +34,12 @@ ROLLED_BACK = 0.25
 KEYED = 0.15
 LANES = ("", "", "acme", "globex")
 POISON = 99
+LIMIT = 3
+"""Of the limited ones so many may run at once."""
+SERVICES = {"provider.example": 0.0, "partner.example": 17.0}
+"""What the calls go to, each down at times of its own."""
+DOWN, EVERY = 8.0, 34.0
+"""Seconds for which a service is down, and after which it is so again: the tries of a job are used up in five."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +76,16 @@ def orders(seed: int, jobs: int) -> Iterator[Order]:
         options: dict[str, Any] = {"priority": draw.choice((1, 5, 5, 5, 9)), "lane": draw.choice(LANES)}
         if road != "many" and draw.random() < 0.1:  # noqa: PLR2004 - a tenth
             options["delay"] = draw.uniform(0.1, 6.0)
+        if kind == "calls":
+            options["lane"] = ""  # the lane that somebody gives is the target
         if kind == "raises" and draw.random() < 0.1:  # noqa: PLR2004 - a tenth
             payloads[0]["until"], options["max_attempts"] = POISON, 2
         yield Order(numbers, kind, tuple(payloads), road, road == "order" and draw.random() < ROLLED_BACK, key, options)
+
+
+def down(service: str, now: float) -> bool:
+    """Whether a service is down at that time of the machine's monotonic clock, which all processes share."""
+    return (now + SERVICES[service]) % EVERY < DOWN
 
 
 def _does(draw: random.Random, kind: str) -> dict[str, Any]:  # noqa: PLR0911 - a table
@@ -79,6 +94,10 @@ def _does(draw: random.Random, kind: str) -> dict[str, Any]:  # noqa: PLR0911 - 
             return {"for": draw.uniform(0, 0.02)}
         case "steady":
             return {"for": draw.uniform(0.3, 1.5)}
+        case "limited":
+            return {"for": draw.uniform(0.2, 0.8)}
+        case "calls":
+            return {"for": draw.uniform(0, 0.05), "to": draw.choice(list(SERVICES))}
         case "raises":
             return {"for": draw.uniform(0, 0.02), "until": draw.choice((2, 2, 3)), "error": draw.choice(ERRORS)}
         case "ends":

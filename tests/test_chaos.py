@@ -19,7 +19,7 @@ from chaos.evidence import Change, Evidence, Failure, Life, Row, Try, heard
 from chaos.faults import STRIKE
 from chaos.invariants import COUNTS, INVARIANTS, calm, check, repeats
 from chaos.ledger import Ledger, read
-from chaos.orders import KINDS, orders
+from chaos.orders import DOWN, EVERY, KINDS, LIMIT, SERVICES, down, orders
 from chaos.plan import GRAND, SMALL, Planned, plan
 from chaos.proxy import Proxy
 from chaos.report import TOLD, Circumstances, report
@@ -155,6 +155,16 @@ def condemn_an_innocent(evidence):
     evidence.rows[2] = row(2, "dead", last_error="poison: its worker died 3 times while it ran alone")
 
 
+def run_more_than_may(evidence):
+    for job in range(20, 21 + LIMIT):
+        evidence.rows[job] = row(job, kind="limited")
+        evidence.tries.append(Try(job, job, 1, B, 1.0 + job / 100, 3.0, "returned"))
+
+
+def die_of_an_outage(evidence):
+    evidence.rows[2] = row(2, "dead", kind="calls", last_error="ConnectionError: provider.example")
+
+
 def reclaim_late(evidence):
     late = moved(3, 2, 19.0, "running", "pending", attempts=(1, 0), holder=(A, None), key=("k", "k"))
     evidence.changes[8] = late
@@ -183,6 +193,8 @@ BROKEN = {
     "rolled_back_ran": [keep_what_was_rolled_back, run_what_was_rolled_back],
     "key_twice": [hold_a_key_twice],
     "innocent_death": [condemn_an_innocent],
+    "over_the_limit": [run_more_than_may],
+    "outage_death": [die_of_an_outage],
     "lease_outlived": [reclaim_late],
     "unexplained": [spare_the_worker],
     "same_claim_twice": [begin_a_claim_twice],
@@ -248,8 +260,27 @@ def test_a_retry_a_snooze_and_a_hand_back_of_a_stopped_worker_are_no_unexplained
     assert [repeat.why for repeat in repeats(evidence)] == [""]
     evidence.lives[0].stopping = 8.0
     assert [repeat.why for repeat in repeats(evidence)] == ["stopped"]
-    evidence.tries[2] = replace(evidence.tries[2], how="Snooze")
-    assert list(repeats(evidence)) == []
+    for how in ("Snooze", "ConnectionError"):
+        evidence.tries[2] = replace(evidence.tries[2], how=how)
+        assert list(repeats(evidence)) == []
+
+
+def test_what_a_frozen_worker_runs_is_beyond_any_limit_and_what_a_killed_one_ran_ends_with_it():
+    evidence = good()
+    run_more_than_may(evidence)
+    evidence.lives[1].frozen.append((0.0, 8.0))
+    assert check(evidence)["over_the_limit"] == []
+    evidence.lives[1].frozen.clear()
+    evidence.tries[-1] = replace(evidence.tries[-1], worker=A, began=6.0)
+    evidence.tries[-2] = replace(evidence.tries[-2], worker=A, ended=float("inf"), how="")
+    evidence.lives[0].killed = 1.01
+    assert check(evidence)["over_the_limit"] == []
+
+
+def test_each_service_is_down_for_its_part_of_the_time():
+    for service in SERVICES:
+        spells = [down(service, now / 10) for now in range(int(EVERY * 10))]
+        assert sum(spells) == DOWN * 10
 
 
 def test_nobody_can_judge_in_an_outage_nor_for_a_lease_after_it():

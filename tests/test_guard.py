@@ -193,6 +193,39 @@ def test_where_the_target_is_named_one_job_is_enough_and_it_does_not_die(conn, m
         wait_for(lambda: states(conn) == {"succeeded": 1}, 20)
 
 
+@pytest.mark.parametrize("targeted", [True, False])
+def test_what_each_worker_has_met_once_is_an_outage_for_all_of_them(conn, make, service, targeted):
+    """Few calls and many workers: no worker alone sees enough, and the jobs would die one after the other."""
+    target = {"target": lambda _payload: "host"} if targeted else {}
+    queue = make(service.call, max_attempts=4, backoff=lambda _attempt: 3600, **target)
+
+    def one_worker_meets_it(times: int) -> None:
+        with Inside(queue):
+            wait_for(lambda: len(service.calls) == times and "running" not in states(conn), 20)
+
+    queue.enqueue("mail", {})
+    for life in (1, 2):
+        one_worker_meets_it(life)
+        assert state(queue) == {}
+        if targeted:
+            conn.execute("update redrive.jobs set run_at = now()")
+        else:
+            queue.enqueue("mail", {})
+    with Inside(queue):
+        wait_for(lambda: state(queue) == {"mail host" if targeted else "mail": "open"}, 20)
+    assert len(service.calls) == 3
+
+
+def test_one_job_that_fails_at_every_worker_is_no_outage_where_no_target_is_named(conn, make, service):
+    queue = make(service.call, max_attempts=4, backoff=lambda _attempt: 3600)
+    queue.enqueue("mail", {})
+    for life in range(1, 5):
+        with Inside(queue):
+            wait_for(lambda life=life: len(service.calls) == life and "running" not in states(conn), 20)
+        conn.execute("update redrive.jobs set run_at = now() where status = 'pending'")
+    assert (states(conn), state(queue)) == ({"dead": 1}, {})
+
+
 def test_an_outage_without_an_end_ends_the_jobs_so_that_they_are_seen(conn, make, service):
     queue = make(service.call, max_attempts=2, backoff=lambda _attempt: 0, breaker=replace(QUICK, give_up=1.0))
     queue.enqueue_many("mail", [{}] * 4)

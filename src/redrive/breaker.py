@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,10 @@ class Breaker:
             return 0.0 if said else None
         return min(MOST_HOLD, max(0.0, float(said)))
 
+    def enough(self, failed: Sequence[int], *, each_job_once: bool) -> bool:
+        """Whether so many tries, each told by its job, are an outage."""
+        return (len(set(failed)) if each_job_once else len(failed)) >= self.failures
+
 
 DEFAULT = Breaker()
 
@@ -106,6 +110,16 @@ def breaker(value: Any) -> Breaker | None:
     return DEFAULT if value else None
 
 
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Outages that one worker met, too few to open a breaker: others may have met the rest."""
+
+    failed: list[int]
+    """The job of each try."""
+    fingerprint: str
+    error: str
+
+
 @dataclass(slots=True)
 class Gauge:
     """The latest calls of one worker to one target, since the first that failed."""
@@ -117,13 +131,12 @@ class Gauge:
         """Count a call: *failed* is the id of the job whose call met the outage, or None for one that was answered."""
         self.calls.append((now, failed))
 
-    def trips(self, limits: Breaker, now: float, *, each_job_once: bool) -> bool:
-        """Whether this looks like an outage."""
+    def failed(self, limits: Breaker, now: float) -> list[int]:
+        """List the jobs of the calls that failed; none where so many were answered that it is no outage."""
         since = now - limits.window
         calls = [job for when, job in self.calls if when >= since]
         failed = [job for job in calls if job is not None]
-        enough = len(set(failed)) if each_job_once else len(failed)
-        return enough >= limits.failures and len(failed) >= limits.share * len(calls)
+        return failed if len(failed) >= limits.share * len(calls) else []
 
     def stale(self, limits: Breaker, now: float) -> bool:
         """Whether there is nothing left to be remembered."""

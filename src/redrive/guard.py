@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from redrive.breaker import Breaker, Gauge
+from redrive.breaker import Breaker, Gauge, Suspicion
 from redrive.connections import is_outage, is_transient
 from redrive.errors import InvalidOption
 from redrive.events import BreakerClosed, BreakerClosing, BreakerOpened, TickFailed, emit
@@ -90,6 +90,7 @@ class Guard(Service):
         self._gauges: OrderedDict[Target, Gauge] = OrderedDict()
         self._known: dict[Target, Known] = {}
         self._asks: dict[Target, tuple[str, dict[str, Any]]] = {}
+        self._suspicions: dict[Target, Suspicion] = {}
         self._refused: dict[Target, float] = {}
         """Of what the database has refused, until when it is not asked for that again."""
         self._counts: Counter[Target] = Counter()
@@ -195,11 +196,33 @@ class Guard(Service):
         known = self._known.get(key) or self._known.get((job.kind, ""))
         # What a service asks for holds for a target that was named; where none is, the job may call one of many.
         asked = (failure.outage or 0.0) if key[1] else 0.0
-        trips = (asked > 0 or gauge.trips(limits, now, each_job_once=not key[1])) and self._may_ask(key, now)
+        failed = gauge.failed(limits, now)
+        trips = asked > 0 or limits.enough(failed, each_job_once=not key[1])
         longer = asked > 0 and known is not None and now + asked > known.probe_at
+        if not self._may_ask(key, now):
+            return known
+        error = f"{failure.error_type}: {failure.message}"
         if trips and (known is None or known.state == "closing" or longer):
-            known = self._trip(key, limits, asked, now, f"{failure.error_type}: {failure.message}")
+            return self._trip(key, limits, asked, now, error)
+        if failed and known is None:
+            self._suspicions[key] = Suspicion(failed, failure.fingerprint, error)
+            self._call()
         return known
+
+    async def _compare(self) -> None:
+        """Add what others met: a job that fails at one worker after the other would die before any has seen enough."""
+        while self._suspicions:
+            with self._lock:
+                key, mine = self._suspicions.popitem()
+            if (handler := self._handlers.get(key[0])) is None or (limits := handler.breaker) is None:
+                continue
+            about = {"kind": key[0], "target": key[1], "fingerprint": mine.fingerprint, "window": limits.window}
+            about |= {"worker": self.database.worker}
+            rows = await self._control.run(named("outages_elsewhere", self._control.schema, **about))
+            failed = mine.failed + [row.job_id for row in rows]
+            with self._lock:
+                if key not in self._known and limits.enough(failed, each_job_once=not key[1]):
+                    self._trip(key, limits, 0.0, self._now(), mine.error)
 
     def _trip(self, key: Target, limits: Breaker, asked: float, now: float, error: str) -> Known:
         hold = asked or limits.probe_every
@@ -223,7 +246,7 @@ class Guard(Service):
             "why": None,
         }
         self._ask(key, "open_breaker", params)
-        with contextlib.suppress(RuntimeError):  # as in _ask
+        with contextlib.suppress(RuntimeError):  # as in _call
             self._loop.call_soon_threadsafe(self._withdraw, key)
         return known
 
@@ -249,6 +272,9 @@ class Guard(Service):
 
     def _ask(self, key: Target, statement: str, params: dict[str, Any]) -> None:
         self._asks[key] = statement, params
+        self._call()
+
+    def _call(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived its worker
             self._loop.call_soon_threadsafe(self.wake)
 
@@ -294,6 +320,7 @@ class Guard(Service):
 
     async def tick(self) -> float:
         """Say what there is to be said, and end what is over."""
+        await self._compare()
         while self._asks:
             with self._lock:
                 key, ask = next(iter(self._asks.items()))

@@ -1219,6 +1219,20 @@ ORDER BY b.id DESC
 -- name: prune_batches
 DELETE FROM {batches} WHERE ended_at < {clock}() - make_interval(secs => %(keep)s::float8)
 
+-- name: outages_elsewhere
+-- Tries at other workers that failed by the same fault, lately and since the breaker was closed.
+SELECT f.job_id
+FROM {failures} f
+JOIN {jobs} j ON j.id = f.job_id AND j.lane = CASE WHEN %(target)s::text = '' THEN j.lane ELSE %(target)s::text END
+WHERE f.kind = %(kind)s::text AND f.fingerprint = %(fingerprint)s::text AND f.outcome = 'retried'
+  AND f.failed_at > greatest(
+      {clock}() - make_interval(secs => %(window)s::float8),
+      (SELECT closed_at FROM {breakers} WHERE kind = %(kind)s::text AND target = %(target)s::text)
+  )
+  AND f.worker <> %(worker)s
+ORDER BY f.failed_at DESC
+LIMIT 20
+
 -- name: open_breaker
 -- The kind's row is locked before the breaker's, as a claim does. Where the breaker is open already, a worker that saw the
 -- same adds its own part to the usual rate; an outage that flares up again goes on with the pauses that it had.
