@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from redrive.classify import Finding
 from redrive.errors import InvalidOption
-from redrive.outage import MOST_HOLD, outage_of
 
 LATEST = 20
 """Of so many of the latest calls the share of outages is taken."""
@@ -49,7 +49,7 @@ class Breaker:
     never."""
     outage: Classifier | None = None
     """Looks at an error first: True or False settles it, seconds (an hour at most) say how long the service asks to be
-    left alone, None leaves it to :func:`redrive.outage.outage_of`."""
+    left alone, None leaves it to others. The same as a handler's ``classify=``, where only outages matter."""
 
     def __post_init__(self) -> None:
         """Check.
@@ -74,20 +74,14 @@ class Breaker:
         if self.outage is not None and not callable(self.outage):
             raise InvalidOption(f"outage is {self.outage!r:.80}: give a function from an error to True, False or None")
 
-    def asked(self, error: BaseException) -> float | None:
-        """Say whether *error* is an outage's: None if not, else the seconds for which the service asks, 0 if for none.
-
-        The user's classifier may raise what it likes: then the error is looked at as if there were none.
-        """
-        try:
-            said = None if self.outage is None else self.outage(error)
-        except Exception:  # noqa: BLE001 - the user's code, and the job's own error is what counts
-            said = None
+    def classify(self, error: BaseException) -> Finding | None:
+        """Say in the words of :mod:`redrive.classify` what *outage* says of *error*."""
+        said = None if self.outage is None else self.outage(error)
         if said is None:
-            return outage_of(error)
+            return None
         if isinstance(said, bool) or not _number(said):
-            return 0.0 if said else None
-        return min(MOST_HOLD, max(0.0, float(said)))
+            return Finding("outage" if said else "retryable")
+        return Finding("outage", float(said))
 
     def enough(self, failed: Sequence[int], *, each_job_once: bool) -> bool:
         """Whether so many tries, each told by its job, are an outage."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from redrive.backoff import Backoff
     from redrive.breaker import Breaker
+    from redrive.classify import Rules
     from redrive.job import ClaimedJob
 
 START = (
@@ -207,6 +208,7 @@ class Limited:
         self.retry_on: tuple[type[BaseException], ...] = handler.retry_on
         self.dead_on: tuple[type[BaseException], ...] = handler.dead_on
         self.breaker: Breaker | None = handler.breaker
+        self.rules: Rules = handler.rules
         self.fit = True
         """Whether the process will do for another job."""
         self._call, self._limit = handler.call_here, limit

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from redrive.backoff import Backoff, clamp_delay, seconds_until_retry
 from redrive.breaker import Breaker
+from redrive.classify import Finding, Rules
 from redrive.errors import Dead, Discard, Retry, Snooze, Verdict
 from redrive.failure import LAST_ERROR_LIMIT, FailureText, describe, storable
 from redrive.outcome import (
@@ -70,6 +71,10 @@ class Executable(Protocol):
     @property
     def breaker(self) -> Breaker | None:
         """What it takes for an outage of the service that it calls; None for nothing."""
+
+    @property
+    def rules(self) -> Rules:
+        """What its errors tell."""
 
 
 async def execute(job: ClaimedJob, handler: Executable) -> Finished:
@@ -212,7 +217,7 @@ def _obey(job: ClaimedJob, handler: Executable, verdict: Verdict) -> Outcome:
         case Dead():
             return Died(describe(verdict))
         case Retry(after=after) if after is not None and not job.last_attempt:
-            return Retried(_blamed(handler, verdict), clamp_delay(after))
+            return Retried(_blamed(handler, verdict, handler.rules.find(verdict)), clamp_delay(after))
         case _:
             return _after_failure(job, handler, verdict)
 
@@ -222,20 +227,24 @@ def _after_failure(job: ClaimedJob, handler: Executable, error: BaseException) -
     foreign = bool(handler.retry_on) and not isinstance(error, (*handler.retry_on, Retry, TimeoutError))
     if permanent or foreign:
         return Died(describe(error))
-    failure = _blamed(handler, error)
+    found = handler.rules.find(error)
+    if handler.rules.hopeless(found) and not isinstance(error, Retry):  # who says Retry has looked already
+        return Died(describe(error))
+    failure = _blamed(handler, error, found)
     if job.last_attempt:
         return Died(failure)
-    return Retried(failure, max(failure.outage or 0.0, seconds_until_retry(handler.backoff, job.attempt)))
+    least = max(found.after, failure.outage or 0.0)
+    return Retried(failure, max(least, seconds_until_retry(handler.backoff, job.attempt)))
 
 
-def _blamed(handler: Executable, error: BaseException) -> FailureText:
+def _blamed(handler: Executable, error: BaseException, found: Finding) -> FailureText:
     """Put *error* into words, and say whether it is the job's or that of the service which the job calls."""
     failure = describe(error)
     if handler.breaker is None:
         return failure
-    said = error.after if isinstance(error, Retry) and error.whole_target else None
-    outage = handler.breaker.asked(error) if said is None else clamp_delay(said)
-    return failure if outage is None else replace(failure, outage=outage)
+    if isinstance(error, Retry) and error.whole_target and error.after is not None:
+        return replace(failure, outage=clamp_delay(error.after))
+    return replace(failure, outage=found.after) if found.word == "outage" else failure
 
 
 def _timeout(handler: Executable) -> str:

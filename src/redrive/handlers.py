@@ -9,12 +9,13 @@ import functools
 import inspect
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, get_type_hints
 
 from psycopg import AsyncConnection, Connection
 
 from redrive.backoff import Backoff, quadratic
 from redrive.breaker import DEFAULT, Breaker
+from redrive.classify import Rules
 from redrive.errors import InvalidOption, UnknownKind
 from redrive.instruments import wrapped
 from redrive.isolation import Isolated, Isolation
@@ -32,6 +33,8 @@ R = TypeVar("R")
 
 HOUR = 3600.0
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+Permanent = Literal["permanent"]
+DeadOn = Exceptions | Permanent | tuple[type[BaseException] | Permanent, ...]
 
 
 class Enqueuer(Protocol):
@@ -111,6 +114,8 @@ class Handler(Generic[P, R]):
     """Called with the JobDied event in the process that saw the death, after it was written."""
     isolation: Isolation | None = None
     """Run it in a child process, which can be killed."""
+    rules: Rules = field(default_factory=Rules)
+    """What its errors tell."""
     breaker: Breaker | None = DEFAULT
     """When to hold its jobs back, since what they call is down; None for never."""
     target: Callable[[Any], str] | None = None
@@ -293,6 +298,20 @@ def exceptions(value: Exceptions | None, name: str) -> tuple[type[BaseException]
         if not (isinstance(each, type) and issubclass(each, BaseException)):
             raise InvalidOption(f"{name} is {each!r}: give an exception class or a tuple of them")
     return classes
+
+
+def dead_on(value: DeadOn | None) -> tuple[tuple[type[BaseException], ...], bool]:
+    """Read ``dead_on``: exception classes, and whether ``"permanent"`` stands among them.
+
+    Raises:
+        InvalidOption: when it is something else.
+    """
+    given = () if value is None else value if isinstance(value, tuple) else (value,)
+    classes = tuple(each for each in given if each != "permanent")
+    for each in classes:
+        if isinstance(each, str):
+            raise InvalidOption(f"dead_on is {each!r:.80}: the one word that it takes is 'permanent'")
+    return exceptions(classes, "dead_on"), len(classes) < len(given)
 
 
 def timeout_seconds(value: float | timedelta | None) -> float | None:

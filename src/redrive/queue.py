@@ -13,6 +13,7 @@ from redrive.audit import Audit, signed
 from redrive.batches import Batches
 from redrive.breakers import Breakers
 from redrive.bulk import Batch
+from redrive.classify import Classify
 from redrive.definition import InCode
 from redrive.ended import Ended
 from redrive.errors import InvalidOption, NoDatabase
@@ -44,15 +45,16 @@ class Queue(Registry):
 
     Args:
         database_url: where the jobs are; without it REDRIVE_DATABASE_URL or DATABASE_URL says so.
+        classify: what errors tell where the handler does not say, see :mod:`redrive.classify`.
         settings: any field of :class:`redrive.settings.Settings`; each is also a REDRIVE_* variable.
 
     Raises:
         InvalidOption: for an unknown option, or a value that makes no sense.
     """
 
-    def __init__(self, database_url: str | None = None, **settings: Any) -> None:
+    def __init__(self, database_url: str | None = None, *, classify: Classify | None = None, **settings: Any) -> None:
         self.settings = load({"database_url": database_url, **settings})
-        super().__init__()
+        super().__init__(classify)
         self.schedules = Schedules(self)
         self.kinds = Kinds(self)
         self.stats = Stats(self)

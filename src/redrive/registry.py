@@ -13,8 +13,10 @@ from redrive import store
 from redrive.backoff import Backoff, quadratic
 from redrive.breaker import Breaker
 from redrive.breaker import breaker as read_breaker
+from redrive.classify import Classify, rules
 from redrive.errors import InvalidOption
-from redrive.handlers import HOUR, Enqueuer, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
+from redrive.handlers import HOUR, DeadOn, Enqueuer, Exceptions, Handler, Handlers, P, R, exceptions, timeout_seconds
+from redrive.handlers import dead_on as read_dead_on
 from redrive.instruments import noted
 from redrive.isolation import isolation as isolated
 from redrive.settings import unknown
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
 class Registry(Enqueuer):
     """The handlers of a queue, by kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, classify: Classify | None = None) -> None:
+        rules(classify)
         self.handlers = Handlers()
+        self.classify = classify
+        """What errors tell, where the handler does not say."""
 
     def handler(
         self,
@@ -39,7 +44,8 @@ class Registry(Enqueuer):
         timeout: float | timedelta | None = HOUR,
         backoff: Backoff | None = None,
         retry_on: Exceptions | None = None,
-        dead_on: Exceptions | None = None,
+        dead_on: DeadOn | None = None,
+        classify: Classify | None = None,
         priority: int = 5,
         sensitive: bool = False,
         aliases: Iterable[str] = (),
@@ -55,7 +61,9 @@ class Registry(Enqueuer):
         With ``isolation="process"`` it runs in a child process, which is killed at its timeout; *memory_limit* is in
         bytes, or text like 512MB, and *jobs_per_child* how many jobs one child runs at most (100). While a service that
         it calls is down, its jobs wait without spending attempts, as *breaker* says; *target* is a function from the
-        payload to the name of that service, such as a host, where jobs of the kind call several.
+        payload to the name of that service, such as a host, where jobs of the kind call several. *classify* says what
+        an error tells (see :mod:`redrive.classify`); what it calls permanent is dead at once, and with
+        ``dead_on="permanent"`` also what the list of known errors does.
 
         Raises:
             InvalidOption: for a kind that is taken, or a value that makes no sense.
@@ -67,6 +75,9 @@ class Registry(Enqueuer):
             )
         apart = isolated(isolation, memory_limit, jobs_per_child)
         breaks = read_breaker(breaker)
+        fatal, permanent = read_dead_on(dead_on)
+        by_breaker = breaks.classify if breaks is not None and breaks.outage is not None else None
+        found = rules(classify, by_breaker, self.classify, dead_on_permanent=permanent)
         if target is not None and not callable(target):
             raise InvalidOption(f"target is {target!r:.80}: give a function from a payload to the name of a service")
         registered_in = str(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001 - as logging finds its caller
@@ -80,7 +91,8 @@ class Registry(Enqueuer):
                 timeout=timeout_seconds(timeout),
                 backoff=backoff or quadratic(),
                 retry_on=exceptions(retry_on, "retry_on"),
-                dead_on=exceptions(dead_on, "dead_on"),
+                dead_on=fatal,
+                rules=found,
                 priority=priority,
                 sensitive=sensitive,
                 aliases=tuple(store.name(alias, "alias") for alias in aliases),

@@ -36,6 +36,7 @@ class Trial:
         self.is_async = handler.is_async and handler.isolation is None
         self.timeout, self.backoff = handler.timeout, handler.backoff
         self.retry_on, self.dead_on, self.breaker = handler.retry_on, handler.dead_on, handler.breaker
+        self.rules = handler.rules
         self.error: BaseException | None = None
         self._call = handler.call_here
 
