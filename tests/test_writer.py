@@ -569,7 +569,7 @@ class TestComplete:
         assert (row(conn, job.id).status, job.completed) == ("succeeded", True)
 
     def test_what_is_no_psycopg_connection_is_refused(self):
-        with pytest.raises(TypeError, match="connection is a str"):
+        with pytest.raises(TypeError, match=r"connection is a builtins\.str"):
             complete(claimed(), "postgresql://", None)
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack
 from psycopg.rows import class_row
 
 from redrive import store
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.settings import unknown
 from redrive.statements import Statement, lenient, named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from psycopg import AsyncConnection, Connection
 
 T = TypeVar("T")
 
@@ -32,10 +32,10 @@ class Asked(Protocol):
     def schema(self) -> str:
         """The schema of the tables."""
 
-    def ask(self, statement: Statement[T], connection: Connection[Any] | None = None) -> list[T]:
+    def ask(self, statement: Statement[T], connection: Borrowed | None = None) -> list[T]:
         """Run a statement."""
 
-    async def ask_async(self, statement: Statement[T], connection: AsyncConnection[Any] | None = None) -> list[T]:
+    async def ask_async(self, statement: Statement[T], connection: AsyncBorrowed | None = None) -> list[T]:
         """Run a statement from async code."""
 
 
@@ -87,11 +87,11 @@ class Audit:
     def __init__(self, queue: Asked) -> None:
         self._queue = queue
 
-    def list(self, *, connection: Connection[Any] | None = None, **which: Unpack[Which]) -> Acts:
+    def list(self, *, connection: Borrowed | None = None, **which: Unpack[Which]) -> Acts:
         """List what was done, newest first, a page before a known id."""
         return self._queue.ask(self._list(which), connection)
 
-    async def list_async(self, *, connection: AsyncConnection[Any] | None = None, **which: Unpack[Which]) -> Acts:
+    async def list_async(self, *, connection: AsyncBorrowed | None = None, **which: Unpack[Which]) -> Acts:
         """List what was done, from async code; see :meth:`list`."""
         return await self._queue.ask_async(self._list(which), connection)
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
+import psycopg
 from psycopg.rows import class_row
 
 from redrive import store
 from redrive.bulk import would_begin
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.errors import InvalidOption
 from redrive.handlers import Enqueuer
 from redrive.sql import spoken
@@ -21,8 +23,6 @@ from redrive.statements import Statement, arun, named, run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-
-    from psycopg import AsyncConnection, Connection
 
     from redrive.job import Enqueued
     from redrive.pool import Pool
@@ -43,10 +43,10 @@ class Desk(Enqueuer, Protocol):
     def pool(self) -> Pool:
         """The queue's own connections."""
 
-    def ask(self, statement: Statement[Any], connection: Connection[Any] | None = None) -> list[Any]:
+    def ask(self, statement: Statement[Any], connection: Borrowed | None = None) -> list[Any]:
         """Run a statement."""
 
-    async def ask_async(self, statement: Statement[Any], connection: AsyncConnection[Any] | None = None) -> list[Any]:
+    async def ask_async(self, statement: Statement[Any], connection: AsyncBorrowed | None = None) -> list[Any]:
         """Run a statement from async code."""
 
 
@@ -136,20 +136,25 @@ class Batches:
         payload: Any = None,
         *,
         name: str = "",
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         **options: Unpack[Wishes],
     ) -> Iterator[Batch]:
         """Fill a batch: ``with queue.batches.open("report", {...}) as batch: batch.enqueue(...)``.
 
         When the last of its jobs has ended, a job of the kind *then* (or of that handler) is enqueued. Its payload says
         how: ``batch``, ``name``, ``jobs``, ``succeeded``, ``failed``, ``dead`` (a list of ids, a thousand at most), and
-        *payload*. The batch is committed at the end of the block, or with the transaction of *connection*.
+        *payload*. The batch is committed at the end of the block, or with the transaction of *connection*. What a block
+        that fails has enqueued is undone at once where *connection* is psycopg's, and else with its transaction.
 
         Raises:
             InvalidPayload: with the path of the value that can't be stored as it is.
             InvalidOption: naming the value and the remedy.
         """
         statement = self._opened(then, payload, name, options)
+        if connection is not None and not isinstance(connection, psycopg.Connection):
+            _one_transaction(run(connection, self._began()), run(connection, self._began()))
+            yield Batch(self._queue, run(connection, statement)[0].id, connection)
+            return
         if connection is not None and would_begin(connection):
             run(connection, named("clock", self._queue.schema))  # begins it, as any statement of theirs would
         given = nullcontext(connection) if connection is not None else self._queue.pool.connection()
@@ -163,24 +168,26 @@ class Batches:
         payload: Any = None,
         *,
         name: str = "",
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         **options: Unpack[Wishes],
     ) -> AsyncIterator[AsyncBatch]:
         """Fill a batch from async code; see :meth:`open`."""
         statement = self._opened(then, payload, name, options)
+        if connection is not None and not isinstance(connection, psycopg.AsyncConnection):
+            _one_transaction(await arun(connection, self._began()), await arun(connection, self._began()))
+            yield AsyncBatch(self._queue, (await arun(connection, statement))[0].id, connection)
+            return
         if connection is not None and would_begin(connection):
             await arun(connection, named("clock", self._queue.schema))
         given = nullcontext(connection) if connection is not None else self._queue.pool.async_connection()
         async with given as own, own.transaction():
             yield AsyncBatch(self._queue, (await arun(own, statement))[0].id, own)
 
-    def list(self, *, ended: bool = True, limit: int = 50, connection: Connection[Any] | None = None) -> Rows:
+    def list(self, *, ended: bool = True, limit: int = 50, connection: Borrowed | None = None) -> Rows:
         """List batches, newest first; without *ended* those of which jobs are left."""
         return self._queue.ask(self._list(ended=ended, limit=limit), connection)
 
-    async def list_async(
-        self, *, ended: bool = True, limit: int = 50, connection: AsyncConnection[Any] | None = None
-    ) -> Rows:
+    async def list_async(self, *, ended: bool = True, limit: int = 50, connection: AsyncBorrowed | None = None) -> Rows:
         """List batches from async code; see :meth:`list`."""
         return await self._queue.ask_async(self._list(ended=ended, limit=limit), connection)
 
@@ -190,6 +197,17 @@ class Batches:
         follower = self._queue.follower(then, payload, None, options)
         return named("open_batch", self._queue.schema, name=store.remark(name, "name"), follower=follower)
 
+    def _began(self) -> Statement[Any]:
+        return named("transaction_began", self._queue.schema)
+
     def _list(self, *, ended: bool, limit: int) -> Statement[State]:
         params = {"ended": bool(ended), "limit": limit, "most": MOST_COUNTED}
         return Statement(spoken("list_batches", self._queue.schema), class_row(State), params)
+
+
+def _one_transaction(first: list[Any], second: list[Any]) -> None:
+    if first != second:
+        raise InvalidOption(
+            "a batch is opened, filled and committed in one transaction, and this connection commits each statement: "
+            "begin one first"
+        )

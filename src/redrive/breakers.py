@@ -16,6 +16,7 @@ from psycopg.rows import class_row
 from redrive import store
 from redrive.audit import signed
 from redrive.breaker import DEFAULT, LONGEST
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
 from redrive.settings import seconds
@@ -23,8 +24,6 @@ from redrive.sql import spoken
 from redrive.statements import Statement
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
-
     from redrive.schedules import Desk
 
 MOST_COUNTED = 10_000
@@ -84,7 +83,7 @@ class Breakers:
         by: str = "",
         reason: str = "",
         hold: float | timedelta | None = None,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> State:
         """Hold the jobs of *kind*, or of one *target* within it, until it is closed; what runs goes on.
 
@@ -103,7 +102,7 @@ class Breakers:
         by: str = "",
         reason: str = "",
         hold: float | timedelta | None = None,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> State:
         """Open a breaker from async code; see :meth:`open`."""
         return (await self._queue.ask_async(self._open(kind, target, by, reason, hold), connection))[0]
@@ -116,7 +115,7 @@ class Breakers:
         by: str = "",
         reason: str = "",
         at_once: bool = False,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> State | None:
         """Let the jobs go that are held, at a rising rate or all *at once*; gives None where none were."""
         rows = self._queue.ask(self._close(kind, target, by, reason, at_once=at_once), connection)
@@ -130,18 +129,18 @@ class Breakers:
         by: str = "",
         reason: str = "",
         at_once: bool = False,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> State | None:
         """Close a breaker from async code; see :meth:`close`."""
         rows = await self._queue.ask_async(self._close(kind, target, by, reason, at_once=at_once), connection)
         return rows[0] if rows else None
 
-    def list(self, kind: str | None = None, *, closed: bool = False, connection: Connection[Any] | None = None) -> Rows:
+    def list(self, kind: str | None = None, *, closed: bool = False, connection: Borrowed | None = None) -> Rows:
         """List the breakers that hold jobs or let them out, and on demand those *closed* within the last days."""
         return self._queue.ask(self._list(kind, closed=closed), connection)
 
     async def list_async(
-        self, kind: str | None = None, *, closed: bool = False, connection: AsyncConnection[Any] | None = None
+        self, kind: str | None = None, *, closed: bool = False, connection: AsyncBorrowed | None = None
     ) -> Rows:
         """List breakers from async code; see :meth:`list`."""
         return await self._queue.ask_async(self._list(kind, closed=closed), connection)

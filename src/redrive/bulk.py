@@ -1,7 +1,8 @@
 """Many jobs in one call: payloads read in chunks, each chunk written by COPY or, where it needs a query, by one INSERT.
 
 A chunk is one statement and so is whole or not at all. Several are held together by a savepoint of the caller's
-transaction; only on an autocommit connection, where there is none, by a transaction of their own.
+transaction; only on an autocommit connection, where there is none, by a transaction of their own. On a connection that
+isn't psycopg's all of it is one statement, for which all payloads are read first.
 """
 
 from __future__ import annotations
@@ -12,19 +13,18 @@ from contextlib import nullcontext
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from psycopg import AsyncCursor, Cursor
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from redrive import store
+from redrive.drivers import AsyncBorrowed, Borrowed, Copy
 from redrive.errors import InvalidOption
-from redrive.rows import Row, copy_text, copyable, encoded, insert_many
+from redrive.rows import COPIED, Row, copy_text, copyable, encoded, insert_many
 from redrive.sql import query
-from redrive.statements import Statement, arun, named, noted, run
+from redrive.statements import Statement, acopy_in, arun, copy_in, named, noted, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from psycopg import AsyncConnection, Connection
 
 CHUNK = 5_000
 """Payloads a statement: while the server reads one chunk from the socket, the next is encoded here."""
@@ -60,8 +60,13 @@ class Batch:
         self._payloads, self._places = iter(payloads), count(step=CHUNK)
         self._ready = deque(chunk for chunk in (self._read(), self._read()) if chunk.rows())
 
-    def write(self, conn: Connection[Any]) -> int:
+    def write(self, conn: Borrowed) -> int:
         """Write all of it and give the number of jobs made."""
+        if not isinstance(conn, Connection):
+            rows = self._rest()
+            if not rows or (self._plain(rows) and copy_in(conn, self._copy(rows))):
+                return self._wrote_whole(len(rows))
+            return self._wrote_whole(self._made(run(conn, self._insert(rows))))
         if len(self._ready) > 1 and would_begin(conn):
             run(conn, named("clock", self._schema))  # begins the caller's transaction, as any statement of theirs would
         made = 0
@@ -72,8 +77,13 @@ class Batch:
                 self._wrote(made, following)
         return made
 
-    async def awrite(self, conn: AsyncConnection[Any]) -> int:
+    async def awrite(self, conn: AsyncBorrowed) -> int:
         """Write all of it and give the number of jobs made."""
+        if not isinstance(conn, AsyncConnection):
+            rows = self._rest()
+            if not rows or (self._plain(rows) and await acopy_in(conn, self._copy(rows))):
+                return self._wrote_whole(len(rows))
+            return self._wrote_whole(self._made(await arun(conn, self._insert(rows))))
         if len(self._ready) > 1 and would_begin(conn):
             await arun(conn, named("clock", self._schema))
         made = 0
@@ -92,9 +102,23 @@ class Batch:
         if following.rows():
             self._ready.append(following)
 
+    def _rest(self) -> list[Row]:
+        """Read all that is left, for the one statement that writes it."""
+        rows: list[Row] = []
+        while self._ready:
+            rows += self._ready.popleft().rows()
+            if (following := self._read()).rows():
+                self._ready.append(following)
+        return rows
+
+    def _wrote_whole(self, made: int) -> int:
+        if made:
+            self._on_chunk(made)
+        return made
+
     def _write(self, conn: Connection[Any], chunk: _Chunk, following: _Chunk) -> int:
         if not self._copyable(conn, chunk):
-            return self._made(run(conn, self._insert(chunk)))
+            return self._made(run(conn, self._insert(chunk.rows())))
         with noted(), Cursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
             copy.write(chunk.text(self._kind, self._how))
             following.encode()
@@ -102,7 +126,7 @@ class Batch:
 
     async def _awrite(self, conn: AsyncConnection[Any], chunk: _Chunk, following: _Chunk) -> int:
         if not self._copyable(conn, chunk):
-            return self._made(await arun(conn, self._insert(chunk)))
+            return self._made(await arun(conn, self._insert(chunk.rows())))
         with noted():
             async with AsyncCursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
                 await copy.write(chunk.text(self._kind, self._how))
@@ -111,10 +135,17 @@ class Batch:
 
     def _copyable(self, conn: Connection[Any] | AsyncConnection[Any], chunk: _Chunk) -> bool:
         piped = conn.info.pipeline_status != PipelineStatus.OFF  # COPY can't be said there
-        return self._ids is None and not piped and copyable(chunk.rows(), self._how)
+        return not piped and self._plain(chunk.rows())
 
-    def _insert(self, chunk: _Chunk) -> Statement[Any]:
-        return insert_many(self._schema, self._kind, chunk.rows(), self._how)
+    def _plain(self, rows: Sequence[Row]) -> bool:
+        return self._ids is None and bool(rows) and copyable(rows, self._how)
+
+    def _copy(self, rows: Sequence[Row]) -> Copy:
+        text = copy_text(self._kind, rows, self._how)
+        return Copy(query("copy_jobs", self._schema).as_string(None), self._schema, "jobs", COPIED, text)
+
+    def _insert(self, rows: Sequence[Row]) -> Statement[Any]:
+        return insert_many(self._schema, self._kind, rows, self._how)
 
     def _made(self, rows: Sequence[Any]) -> int:
         if self._ids is not None:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from psycopg.rows import class_row, namedtuple_row
 
 from redrive import store
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.ended import Ended
 from redrive.errors import UnknownGroup
 from redrive.job import Job
 from redrive.statements import Statement, Steps, afollow, follow, lenient
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
-
     from redrive.audit import Asked
 
 CAP = 10_000
@@ -126,7 +125,7 @@ class Groups:
         since: datetime | None = None,
         retrying: bool = True,
         limit: int = 50,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> Rows:
         """List the groups, those with the most dead jobs first; with *since*, of jobs that failed or died since.
 
@@ -142,13 +141,13 @@ class Groups:
         since: datetime | None = None,
         retrying: bool = True,
         limit: int = 50,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> Rows:
         """List the groups from async code; see :meth:`list`."""
         how: dict[str, Any] = {"kind": kind, "since": since, "retrying": retrying, "limit": limit}
         return await self._queue.ask_async(listed(self._queue.schema, **how), connection)
 
-    def find(self, name: str, *, connection: Connection[Any] | None = None) -> Group:
+    def find(self, name: str, *, connection: Borrowed | None = None) -> Group:
         """Find the group that people call *name*: ``kind:3fa9c1d2``, the first digits alone, or a kind with one group.
 
         Raises:
@@ -156,15 +155,15 @@ class Groups:
         """
         return follow(self._queue.ask, self._find(name), connection)
 
-    async def find_async(self, name: str, *, connection: AsyncConnection[Any] | None = None) -> Group:
+    async def find_async(self, name: str, *, connection: AsyncBorrowed | None = None) -> Group:
         """Find a group from async code; see :meth:`find`."""
         return await afollow(self._queue.ask_async, self._find(name), connection)
 
-    def sample(self, group: Group, *, connection: Connection[Any] | None = None) -> Any:
+    def sample(self, group: Group, *, connection: Borrowed | None = None) -> Any:
         """Fetch the last failure of a group, with its traceback and causes; None where none is kept."""
         return next(iter(self._queue.ask(self._sample(group), connection)), None)
 
-    async def sample_async(self, group: Group, *, connection: AsyncConnection[Any] | None = None) -> Any:
+    async def sample_async(self, group: Group, *, connection: AsyncBorrowed | None = None) -> Any:
         """Fetch the last failure of a group from async code; see :meth:`sample`."""
         return next(iter(await self._queue.ask_async(self._sample(group), connection)), None)
 
@@ -174,7 +173,7 @@ class Groups:
         *,
         before: int | None = None,
         limit: int = 50,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> Jobs:
         """Fetch the dead jobs of a group, newest first, a page before a known id."""
         return self._queue.ask(self._jobs(group, before, limit), connection)
@@ -185,7 +184,7 @@ class Groups:
         *,
         before: int | None = None,
         limit: int = 50,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> Jobs:
         """Fetch the dead jobs of a group from async code; see :meth:`jobs`."""
         return await self._queue.ask_async(self._jobs(group, before, limit), connection)

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, get_type_hints
 
-from psycopg import AsyncConnection, Connection
-
 from redrive.backoff import Backoff, quadratic
 from redrive.breaker import DEFAULT, Breaker
 from redrive.classify import Rules
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.errors import InvalidOption, UnknownKind
 from redrive.instruments import wrapped
 from redrive.isolation import Isolated, Isolation
@@ -48,7 +47,7 @@ class Enqueuer(Protocol):
         kind: str,
         payload: Any = None,
         *,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         key: str | None = None,
         **options: Unpack[Wishes],
     ) -> Enqueued:
@@ -59,7 +58,7 @@ class Enqueuer(Protocol):
         kind: str,
         payload: Any = None,
         *,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         key: str | None = None,
         **options: Unpack[Wishes],
     ) -> Enqueued:
@@ -70,7 +69,7 @@ class Enqueuer(Protocol):
         kind: str,
         payloads: Iterable[Any],
         *,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         key: Callable[[Any], str] | None = None,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,
@@ -83,7 +82,7 @@ class Enqueuer(Protocol):
         kind: str,
         payloads: Iterable[Any],
         *,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         key: Callable[[Any], str] | None = None,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,
@@ -174,7 +173,7 @@ class Handler(Generic[P, R]):
         self,
         payload: Any = None,
         *,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         key: str | None = None,
         **options: Unpack[Wishes],
     ) -> Enqueued:
@@ -185,7 +184,7 @@ class Handler(Generic[P, R]):
         self,
         payload: Any = None,
         *,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         key: str | None = None,
         **options: Unpack[Wishes],
     ) -> Enqueued:
@@ -196,7 +195,7 @@ class Handler(Generic[P, R]):
         self,
         payloads: Iterable[Any],
         *,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         key: Callable[[Any], str] | None = None,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,
@@ -210,7 +209,7 @@ class Handler(Generic[P, R]):
         self,
         payloads: Iterable[Any],
         *,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         key: Callable[[Any], str] | None = None,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,

@@ -15,14 +15,13 @@ from psycopg.rows import class_row
 
 from redrive import store
 from redrive.audit import signed
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
 from redrive.sql import spoken
 from redrive.statements import Statement
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
-
     from redrive.schedules import Desk
 
 ALL = "*"
@@ -97,7 +96,7 @@ class Kinds:
         by: str = "",
         reason: str = "",
         until: datetime | None = None,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> Kind:
         """Start no job of *kind*, or of any, until it is resumed or *until* has come; what runs goes on.
 
@@ -113,7 +112,7 @@ class Kinds:
         by: str = "",
         reason: str = "",
         until: datetime | None = None,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> Kind:
         """Pause a kind from async code; see :meth:`pause`."""
         return _paused(await self._queue.ask_async(self._pause(kind, by, reason, until), connection), until)
@@ -124,7 +123,7 @@ class Kinds:
         *,
         by: str = "",
         reason: str = "",
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> bool:
         """Let jobs of *kind* start again; gives whether it was paused. A pause of all kinds is one of its own."""
         return bool(self._queue.ask(self._said("resume_kind", kind, **signed(by, reason)), connection))
@@ -135,7 +134,7 @@ class Kinds:
         *,
         by: str = "",
         reason: str = "",
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> bool:
         """Resume a kind from async code; see :meth:`resume`."""
         return bool(await self._queue.ask_async(self._said("resume_kind", kind, **signed(by, reason)), connection))
@@ -146,7 +145,7 @@ class Kinds:
         *,
         by: str = "",
         reason: str = "",
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         **limits: Unpack[Limits],
     ) -> Kind:
         """Set the limits of *kind* to these, and no others: without any, it has none.
@@ -162,17 +161,17 @@ class Kinds:
         *,
         by: str = "",
         reason: str = "",
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         **limits: Unpack[Limits],
     ) -> Kind:
         """Set the limits of a kind from async code; see :meth:`limit`."""
         return (await self._queue.ask_async(self._limit(kind, limits, by, reason), connection))[0]
 
-    def list(self, *, connection: Connection[Any] | None = None) -> Rows:
+    def list(self, *, connection: Borrowed | None = None) -> Rows:
         """List the kinds for which something is set."""
         return self._queue.ask(self._said("list_kinds", None), connection)
 
-    async def list_async(self, *, connection: AsyncConnection[Any] | None = None) -> Rows:
+    async def list_async(self, *, connection: AsyncBorrowed | None = None) -> Rows:
         """List the kinds for which something is set, from async code."""
         return await self._queue.ask_async(self._said("list_kinds", None), connection)
 

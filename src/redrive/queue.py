@@ -6,8 +6,6 @@ import asyncio
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-import psycopg
-
 from redrive import child, store
 from redrive.audit import Audit, signed
 from redrive.batches import Batches
@@ -15,6 +13,7 @@ from redrive.breakers import Breakers
 from redrive.bulk import Batch
 from redrive.classify import Classify
 from redrive.definition import InCode
+from redrive.drivers import AsyncBorrowed, Borrowed, demand
 from redrive.ended import Ended
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.groups import Groups
@@ -28,7 +27,7 @@ from redrive.registry import Registry
 from redrive.requeues import Requeues
 from redrive.schedules import Schedules
 from redrive.settings import load
-from redrive.statements import Statement, arun, follow, run
+from redrive.statements import Statement, Steps, afollow, arun, follow, run
 from redrive.stats import Stats
 from redrive.worker import Worker, stop_signals
 
@@ -89,7 +88,7 @@ class Queue(Registry):
         kind: str,
         payload: Any = None,
         *,
-        connection: psycopg.Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         key: str | None = None,
         **options: Unpack[store.Wishes],
     ) -> Enqueued:
@@ -98,7 +97,8 @@ class Queue(Registry):
         Args:
             kind: which handler is to run it; no handler need be known here.
             payload: any JSON value, or an instance of what the handler's parameter is annotated with; ``{}`` if None.
-            connection: the caller's psycopg connection. Its transaction is never begun, ended or broken.
+            connection: the caller's, of psycopg, psycopg2, SQLAlchemy or Django (asyncpg and the async ones of these in
+                :meth:`enqueue_async`). Its transaction is never begun, ended or broken.
             key: at most one pending or running job has it; a second enqueue answers with the first's id. In REPEATABLE
                 READ, a key taken since the snapshot is a SerializationFailure: try the whole transaction again.
             options: see :class:`redrive.store.Wishes`; priority and max_attempts are the handler's where one is known.
@@ -106,10 +106,10 @@ class Queue(Registry):
         Raises:
             InvalidPayload: before any SQL, with the path of the value that can't be stored as it is.
             InvalidOption: before any SQL.
-            TypeError: when *connection* is not a sync psycopg connection.
+            TypeError: when *connection* is no sync connection of these.
         """
         if connection is not None:
-            _demand(connection, psycopg.Connection, "enqueue", "enqueue_async")
+            demand(connection, "enqueue", "enqueue_async", is_async=False)
         statement = self._insert(kind, payload, key, options)
         if connection is not None:
             return self._settled(kind, lambda: run(connection, statement))
@@ -121,13 +121,13 @@ class Queue(Registry):
         kind: str,
         payload: Any = None,
         *,
-        connection: psycopg.AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         key: str | None = None,
         **options: Unpack[store.Wishes],
     ) -> Enqueued:
         """Enqueue a job from async code; see :meth:`enqueue`."""
         if connection is not None:
-            _demand(connection, psycopg.AsyncConnection, "enqueue_async", "enqueue")
+            demand(connection, "enqueue_async", "enqueue", is_async=True)
         statement = self._insert(kind, payload, key, options)
         if connection is not None:
             return await self._asettled(kind, lambda: arun(connection, statement))
@@ -139,7 +139,7 @@ class Queue(Registry):
         kind: str,
         payloads: Iterable[Any],
         *,
-        connection: psycopg.Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         key: Callable[[Any], str] | None = None,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,
@@ -150,13 +150,14 @@ class Queue(Registry):
         The payloads are read in chunks, so an iterator of any length does; more than one chunk is written within a
         savepoint of the caller's transaction, or on an autocommit connection in a transaction of its own. With *key*,
         a function from payload to key, those whose key lives already make no job and are not counted. *ids* is a list
-        to which the ids of the new jobs are added, at some cost; *on_chunk* is told how many there are so far.
+        to which the ids of the new jobs are added, at some cost; *on_chunk* is told how many there are so far. On a
+        connection that isn't psycopg's all payloads are read first, and written by one statement.
 
         Raises:
             InvalidPayload: with the place of the bad payload; nothing was written by this call.
         """
         if connection is not None:
-            _demand(connection, psycopg.Connection, "enqueue_many", "enqueue_many_async")
+            demand(connection, "enqueue_many", "enqueue_many_async", is_async=False)
         batch = self._batch(kind, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
         with nullcontext(connection) if connection is not None else self.pool.connection() as conn:
             return batch.write(conn)
@@ -166,7 +167,7 @@ class Queue(Registry):
         kind: str,
         payloads: Iterable[Any],
         *,
-        connection: psycopg.AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         key: Callable[[Any], str] | None = None,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,
@@ -174,7 +175,7 @@ class Queue(Registry):
     ) -> int:
         """Enqueue a job for each payload from async code; see :meth:`enqueue_many`."""
         if connection is not None:
-            _demand(connection, psycopg.AsyncConnection, "enqueue_many_async", "enqueue_many")
+            demand(connection, "enqueue_many_async", "enqueue_many", is_async=True)
         batch = self._batch(kind, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
         async with nullcontext(connection) if connection is not None else self.pool.async_connection() as conn:
             return await batch.awrite(conn)
@@ -193,16 +194,26 @@ class Queue(Registry):
         key: str | None = None,
         reason: str = "",
         by: str = "",
-        connection: psycopg.Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> dict[int, str]:
         """Cancel pending jobs and ask running ones to stop; gives each job's state as it was found.
 
         Raises:
             InvalidOption: when nothing says which jobs are meant.
         """
-        who = signed(by, reason)["who"]
-        which = {"ids": ids or None, "kind": kind, "key": key}
-        return follow(self.ask, store.cancelling(self.schema, reason=reason, who=who, **which), connection)
+        return follow(self.ask, self._cancelling(ids, kind, key, reason, by), connection)
+
+    async def cancel_async(
+        self,
+        *ids: int,
+        kind: str | None = None,
+        key: str | None = None,
+        reason: str = "",
+        by: str = "",
+        connection: AsyncBorrowed | None = None,
+    ) -> dict[int, str]:
+        """Cancel jobs from async code; see :meth:`cancel`."""
+        return await afollow(self.ask_async, self._cancelling(ids, kind, key, reason, by), connection)
 
     def requeue(
         self,
@@ -210,7 +221,7 @@ class Queue(Registry):
         *,
         by: str = "",
         reason: str = "",
-        connection: psycopg.Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> list[int]:
         """Send dead jobs back with a fresh budget, their history kept, in guarded batches; lists those that moved.
@@ -222,16 +233,27 @@ class Queue(Registry):
         """
         return self.requeues.now(Ended.of(which), by=by, reason=reason, connection=connection, on_batch=on_batch)
 
-    def ask(self, statement: Statement[T], connection: psycopg.Connection[Any] | None = None) -> list[T]:
+    async def requeue_async(
+        self,
+        which: Ended | int | Iterable[int],
+        *,
+        by: str = "",
+        reason: str = "",
+        connection: AsyncBorrowed | None = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> list[int]:
+        """Send dead jobs back from async code; see :meth:`requeue`."""
+        how: dict[str, Any] = {"by": by, "reason": reason, "connection": connection, "on_batch": on_batch}
+        return await self.requeues.now_async(Ended.of(which), **how)
+
+    def ask(self, statement: Statement[T], connection: Borrowed | None = None) -> list[T]:
         """Run a statement of :mod:`redrive.store` on *connection*, or on one of the queue's own."""
         if connection is not None:
             return run(connection, statement)
         with self.pool.connection() as own:
             return run(own, statement)
 
-    async def ask_async(
-        self, statement: Statement[T], connection: psycopg.AsyncConnection[Any] | None = None
-    ) -> list[T]:
+    async def ask_async(self, statement: Statement[T], connection: AsyncBorrowed | None = None) -> list[T]:
         """Run a statement from async code, on *connection* or on one of the queue's own."""
         async with nullcontext(connection) if connection is not None else self.pool.async_connection() as own:
             return await arun(own, statement)
@@ -309,6 +331,10 @@ class Queue(Registry):
             return store.insert(self.schema, kind, payload, key, how)
         return insert_once(self.schema, kind, payload, how, key=key, once=only)
 
+    def _cancelling(self, ids: Any, kind: str | None, key: str | None, reason: str, by: str) -> Steps[dict[int, str]]:
+        which = {"ids": ids or None, "kind": kind, "key": key}
+        return store.cancelling(self.schema, reason=reason, who=signed(by, reason)["who"], **which)
+
     def _batch(self, kind: str, payloads: Iterable[Any], options: Mapping[str, Any], *, key: Any, **more: Any) -> Batch:
         how, lane = self._options(kind, options), self._lane_of(kind, options)
         return Batch(self.schema, kind, payloads, key, how, lane=lane, **more)
@@ -331,12 +357,3 @@ class Queue(Registry):
             f"the key of this {kind!r} job belongs to one that this transaction's snapshot can't see: "
             "enqueue in READ COMMITTED"
         )
-
-
-def _demand(connection: Any, wanted: type, method: str, other: str) -> None:
-    if isinstance(connection, wanted):
-        return
-    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
-    twin = isinstance(connection, psycopg.Connection | psycopg.AsyncConnection)
-    remedy = f"use {other}" if twin else "pass psycopg's own connection"
-    raise TypeError(f"{method}: connection is a {kind}, not a psycopg.{wanted.__name__}: {remedy}")

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from psycopg import AsyncConnection
-
+from redrive.drivers import awaited
 from redrive.errors import InvalidOption
 from redrive.job import EPOCH, LIVE, ClaimedJob, Holder
 
@@ -76,7 +75,7 @@ def _claimed(job: Job, schema: str, made: Replay, handler: Handler[Any, Any]) ->
 
     def complete(_job: ClaimedJob, connection: Any, _result: Any) -> Any:
         made.completed = True
-        return _nothing() if isinstance(connection, AsyncConnection) else None
+        return _nothing() if awaited(connection) else None
 
     row = (
         job.id,

@@ -17,6 +17,7 @@ from psycopg.rows import class_row
 
 from redrive import ended, store
 from redrive.audit import count, signed
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.ended import Ended
 from redrive.errors import InvalidOption, UnknownRequeue
 from redrive.payload import encode
@@ -24,8 +25,6 @@ from redrive.statements import Statement, Steps, afollow, follow, lenient, named
 from redrive.typed import dump
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
-
     from redrive.schedules import Desk
 
 ACTIVE = ("waiting", "canary", "running")
@@ -101,7 +100,7 @@ class Requeues:
     def __init__(self, queue: Desk) -> None:
         self._queue = queue
 
-    def preview(self, which: Ended, *, most: int | None = None, connection: Connection[Any] | None = None) -> Preview:
+    def preview(self, which: Ended, *, most: int | None = None, connection: Borrowed | None = None) -> Preview:
         """Count what *which* means, with a sample; up to *most*, where that is given.
 
         Raises:
@@ -110,7 +109,7 @@ class Requeues:
         return follow(self._queue.ask, self._preview(which, most), connection)
 
     async def preview_async(
-        self, which: Ended, *, most: int | None = None, connection: AsyncConnection[Any] | None = None
+        self, which: Ended, *, most: int | None = None, connection: AsyncBorrowed | None = None
     ) -> Preview:
         """Count what *which* means, from async code; see :meth:`preview`."""
         return await afollow(self._queue.ask_async, self._preview(which, most), connection)
@@ -121,7 +120,7 @@ class Requeues:
         *,
         by: str = "",
         reason: str = "",
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> Ids:
         """Send back at once, in guarded batches of a thousand; lists those that moved."""
@@ -133,7 +132,7 @@ class Requeues:
         *,
         by: str = "",
         reason: str = "",
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> Ids:
         """Send back at once, from async code; see :meth:`now`."""
@@ -147,7 +146,7 @@ class Requeues:
         reason: str = "",
         canary: bool = True,
         rate: float | None = None,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> Requeue:
         """Have the workers send back what *which* means now, and is still so when its turn comes.
 
@@ -172,22 +171,22 @@ class Requeues:
         reason: str = "",
         canary: bool = True,
         rate: float | None = None,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> Requeue:
         """Have the workers send back, from async code; see :meth:`start`."""
         return await afollow(self._queue.ask_async, self._start(which, by, reason, rate, canary=canary), connection)
 
-    def list(self, *, active: bool = False, limit: int = 50, connection: Connection[Any] | None = None) -> Rows:
+    def list(self, *, active: bool = False, limit: int = 50, connection: Borrowed | None = None) -> Rows:
         """List what is and was sent back over time, newest first; with *active*, what goes on."""
         return self._queue.ask(self._list(None, limit, active=active), connection)
 
     async def list_async(
-        self, *, active: bool = False, limit: int = 50, connection: AsyncConnection[Any] | None = None
+        self, *, active: bool = False, limit: int = 50, connection: AsyncBorrowed | None = None
     ) -> Rows:
         """List what is and was sent back, from async code; see :meth:`list`."""
         return await self._queue.ask_async(self._list(None, limit, active=active), connection)
 
-    def get(self, requeue_id: int, *, connection: Connection[Any] | None = None) -> Requeue:
+    def get(self, requeue_id: int, *, connection: Borrowed | None = None) -> Requeue:
         """Fetch one.
 
         Raises:
@@ -195,13 +194,11 @@ class Requeues:
         """
         return follow(self._queue.ask, self._get(requeue_id), connection)
 
-    async def get_async(self, requeue_id: int, *, connection: AsyncConnection[Any] | None = None) -> Requeue:
+    async def get_async(self, requeue_id: int, *, connection: AsyncBorrowed | None = None) -> Requeue:
         """Fetch one, from async code; see :meth:`get`."""
         return await afollow(self._queue.ask_async, self._get(requeue_id), connection)
 
-    def stop(
-        self, requeue_id: int, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None
-    ) -> Requeue:
+    def stop(self, requeue_id: int, *, by: str = "", reason: str = "", connection: Borrowed | None = None) -> Requeue:
         """Send no more back; what was sent stays so. One that has ended is left as it is.
 
         Raises:
@@ -210,7 +207,7 @@ class Requeues:
         return follow(self._queue.ask, self._stop(requeue_id, by, reason), connection)
 
     async def stop_async(
-        self, requeue_id: int, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
+        self, requeue_id: int, *, by: str = "", reason: str = "", connection: AsyncBorrowed | None = None
     ) -> Requeue:
         """Send no more back, from async code; see :meth:`stop`."""
         return await afollow(self._queue.ask_async, self._stop(requeue_id, by, reason), connection)
@@ -223,7 +220,7 @@ class Requeues:
         send: bool = True,
         by: str = "",
         reason: str = "",
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> bool:
         """Give a dead or failed job another payload, and with *send* send it back; what it was is kept in the audit.
 
@@ -242,7 +239,7 @@ class Requeues:
         send: bool = True,
         by: str = "",
         reason: str = "",
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> bool:
         """Give a job another payload, from async code; see :meth:`edit`."""
         return await afollow(self._queue.ask_async, self._edit(job_id, payload, by, reason, send=send), connection)

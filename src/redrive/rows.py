@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str | None] | tuple[str, str | None, str]
 """Of a batch: a payload as JSON, its key, and its lane where each has its own."""
+COPIED = ("kind", "payload", "priority", "max_attempts", "lane")
+"""The columns of ``copy_jobs``, as :func:`copy_text` writes them."""
 
 
 def insert_many(schema: str, kind: str, chunk: Sequence[Row], how: Options) -> Statement[Any]:

@@ -10,22 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
+from typing import Any, Protocol, TypeVar, Unpack, cast
 
 from psycopg.rows import class_row
 
 from redrive import store
 from redrive.audit import signed
 from redrive.definition import Definition, InCode, Options, define
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.errors import InvalidOption, UnknownSchedule
 from redrive.handlers import Handler, Handlers, P, R
 from redrive.job import Enqueued
 from redrive.sql import spoken
 from redrive.statements import Statement, Steps, afollow, follow, named
 from redrive.timetable import timetable
-
-if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
 
 T = TypeVar("T")
 
@@ -93,10 +91,10 @@ class Desk(Protocol):
     def schema(self) -> str:
         """The schema of the tables."""
 
-    def ask(self, statement: Statement[T], connection: Connection[Any] | None = None) -> list[T]:
+    def ask(self, statement: Statement[T], connection: Borrowed | None = None) -> list[T]:
         """Run a statement."""
 
-    async def ask_async(self, statement: Statement[T], connection: AsyncConnection[Any] | None = None) -> list[T]:
+    async def ask_async(self, statement: Statement[T], connection: AsyncBorrowed | None = None) -> list[T]:
         """Run a statement from async code."""
 
 
@@ -149,7 +147,7 @@ class Schedules:
         anchor: datetime | None = None,
         by: str = "",
         reason: str = "",
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
         **options: Unpack[Options],
     ) -> Schedule:
         """Add a schedule, or change the one of that name to this; said again unchanged, it changes nothing.
@@ -199,7 +197,7 @@ class Schedules:
         anchor: datetime | None = None,
         by: str = "",
         reason: str = "",
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
         **options: Unpack[Options],
     ) -> Schedule:
         """Add a schedule from async code; see :meth:`add`."""
@@ -217,7 +215,7 @@ class Schedules:
         )
         return await self._arun(self._add(made, by, reason), connection)
 
-    def remove(self, name: str, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None) -> None:
+    def remove(self, name: str, *, by: str = "", reason: str = "", connection: Borrowed | None = None) -> None:
         """Remove a schedule; the jobs that it has enqueued stay.
 
         Raises:
@@ -227,14 +225,12 @@ class Schedules:
         self._run(self._remove(name, by, reason), connection)
 
     async def remove_async(
-        self, name: str, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
+        self, name: str, *, by: str = "", reason: str = "", connection: AsyncBorrowed | None = None
     ) -> None:
         """Remove a schedule from async code; see :meth:`remove`."""
         await self._arun(self._remove(name, by, reason), connection)
 
-    def pause(
-        self, name: str, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None
-    ) -> Schedule:
+    def pause(self, name: str, *, by: str = "", reason: str = "", connection: Borrowed | None = None) -> Schedule:
         """Enqueue nothing for a schedule until it is resumed; what comes due meanwhile is not made up for.
 
         Raises:
@@ -243,14 +239,12 @@ class Schedules:
         return self._run(self._pause(name, by, reason), connection)
 
     async def pause_async(
-        self, name: str, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
+        self, name: str, *, by: str = "", reason: str = "", connection: AsyncBorrowed | None = None
     ) -> Schedule:
         """Pause a schedule from async code; see :meth:`pause`."""
         return await self._arun(self._pause(name, by, reason), connection)
 
-    def resume(
-        self, name: str, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None
-    ) -> Schedule:
+    def resume(self, name: str, *, by: str = "", reason: str = "", connection: Borrowed | None = None) -> Schedule:
         """Let a paused schedule go on from its next slot.
 
         Raises:
@@ -259,12 +253,12 @@ class Schedules:
         return self._run(self._change("resume_schedule", name, **signed(by, reason)), connection)
 
     async def resume_async(
-        self, name: str, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
+        self, name: str, *, by: str = "", reason: str = "", connection: AsyncBorrowed | None = None
     ) -> Schedule:
         """Resume a schedule from async code; see :meth:`resume`."""
         return await self._arun(self._change("resume_schedule", name, **signed(by, reason)), connection)
 
-    def run(self, name: str, *, by: str = "", reason: str = "", connection: Connection[Any] | None = None) -> Enqueued:
+    def run(self, name: str, *, by: str = "", reason: str = "", connection: Borrowed | None = None) -> Enqueued:
         """Enqueue a schedule's job now, whatever its plan, overlap or pause say; it counts as its last run.
 
         Raises:
@@ -273,12 +267,12 @@ class Schedules:
         return self._run(self._once(name, by, reason), connection)
 
     async def run_async(
-        self, name: str, *, by: str = "", reason: str = "", connection: AsyncConnection[Any] | None = None
+        self, name: str, *, by: str = "", reason: str = "", connection: AsyncBorrowed | None = None
     ) -> Enqueued:
         """Enqueue a schedule's job now, from async code; see :meth:`run`."""
         return await self._arun(self._once(name, by, reason), connection)
 
-    def get(self, name: str, *, connection: Connection[Any] | None = None) -> Schedule:
+    def get(self, name: str, *, connection: Borrowed | None = None) -> Schedule:
         """Fetch one schedule.
 
         Raises:
@@ -286,11 +280,11 @@ class Schedules:
         """
         return self._run(self._found(name), connection)
 
-    def list(self, *, connection: Connection[Any] | None = None) -> Rows:
+    def list(self, *, connection: Borrowed | None = None) -> Rows:
         """List the schedules, by name."""
         return self._queue.ask(get(self._queue.schema), connection)
 
-    async def list_async(self, *, connection: AsyncConnection[Any] | None = None) -> Rows:
+    async def list_async(self, *, connection: AsyncBorrowed | None = None) -> Rows:
         """List the schedules from async code, by name."""
         return await self._queue.ask_async(get(self._queue.schema), connection)
 
@@ -336,10 +330,10 @@ class Schedules:
         there = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names[:20]) or 'none'}"
         raise UnknownSchedule(f"no schedule {name!r}; {there}")
 
-    def _run(self, steps: Steps[T], connection: Connection[Any] | None) -> T:
+    def _run(self, steps: Steps[T], connection: Borrowed | None) -> T:
         return follow(self._queue.ask, steps, connection)
 
-    async def _arun(self, steps: Steps[T], connection: AsyncConnection[Any] | None) -> T:
+    async def _arun(self, steps: Steps[T], connection: AsyncBorrowed | None) -> T:
         return await afollow(self._queue.ask_async, steps, connection)
 
 

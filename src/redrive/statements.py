@@ -1,4 +1,4 @@
-"""One SQL statement as a value: built once, run on a sync or an async connection.
+"""One SQL statement as a value: built once, run on a sync or an async connection, of whatever driver.
 
 The whole of the sync/async question is the two runners below. A statement never begins or ends a transaction, and
 minds nothing that the caller has set on their connection: row factories, cursor classes, pipeline mode.
@@ -6,17 +6,18 @@ minds nothing that the caller has set on their connection: row factories, cursor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from psycopg import AsyncCursor, Cursor, errors
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.adapt import Loader
 from psycopg.pq import ExecStatus, Format
 from psycopg.rows import namedtuple_row, scalar_row
 
+from redrive import drivers
+from redrive.drivers.strangers import any_json
 from redrive.job import moment
 from redrive.sql import spoken
 
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from psycopg import AsyncConnection, Connection
     from psycopg.abc import Buffer
     from psycopg.rows import BaseRowFactory
     from psycopg.sql import Composed
+
+    from redrive.drivers import Answer, AsyncBorrowed, Borrowed, Copy
 
 T = TypeVar("T")
 Steps = Generator["Statement[Any]", list[Any], T]
@@ -51,16 +53,13 @@ class AnyJson(Loader):
 
     def load(self, data: Buffer) -> Any:
         """Give the value; where Python has no room for it, such as a number of 5000 digits, its text."""
-        text = bytes(data[1:])  # after the version of the format
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            return text.decode()
+        return any_json(bytes(data[1:]).decode())  # after the version of the format
 
 
 ANYTHING: Sequence[tuple[str, type[Loader]]] = (("timestamptz", AnyTime), ("jsonb", AnyJson))
 
-_NOT_THERE = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
+_NOT_THERE = ("42P01", "42703", "42883", "3F000")
+"""No such table, column, function or schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +97,52 @@ def as_array(numbers: list[int]) -> str:
     return f"{{{str(numbers)[1:-1]}}}"
 
 
-def run(conn: Connection[Any], statement: Statement[T]) -> list[T]:
-    """Run *statement* on the caller's connection, within whatever transaction it is in."""
-    with noted(), Cursor(conn, row_factory=statement.row) as cursor:
+def run(conn: Borrowed, statement: Statement[T]) -> list[T]:
+    """Run *statement* on the caller's connection, within whatever transaction it is in.
+
+    Raises:
+        TypeError: when that is no sync connection that redrive knows.
+    """
+    if not isinstance(conn, Connection):
+        drivers.demand(conn, "redrive", "the method of the same name that ends in _async", is_async=False)
+        driver = drivers.of(conn)
+        with noted(conn, driver):
+            return _read(statement, driver.say(conn, *_said(statement), typed=statement.binary))
+    with noted(conn), Cursor(conn, row_factory=statement.row) as cursor:
         _prepare(cursor, statement)
         cursor.execute(statement.sql, statement.params, prepare=_prepared(statement), binary=statement.binary)
         return cursor.fetchall() if _answers(cursor) else []
 
 
-async def arun(conn: AsyncConnection[Any], statement: Statement[T]) -> list[T]:
-    """Run *statement* on the caller's async connection."""
-    with noted():
+async def arun(conn: AsyncBorrowed, statement: Statement[T]) -> list[T]:
+    """Run *statement* on the caller's async connection; see :func:`run`."""
+    if not isinstance(conn, AsyncConnection):
+        drivers.demand(conn, "redrive", "the method of the same name without _async", is_async=True)
+        driver = drivers.of(conn)
+        with noted(conn, driver):
+            return _read(statement, await driver.say(conn, *_said(statement), typed=statement.binary))
+    with noted(conn):
         async with AsyncCursor(conn, row_factory=statement.row) as cursor:
             _prepare(cursor, statement)
             await cursor.execute(statement.sql, statement.params, prepare=_prepared(statement), binary=statement.binary)
             return await cursor.fetchall() if _answers(cursor) else []
 
 
-def follow(ask: Callable[..., list[Any]], steps: Steps[T], connection: Connection[Any] | None) -> T:
+def copy_in(conn: Borrowed, copy: Copy) -> bool:
+    """Copy rows in over a connection that isn't psycopg's; False where that has no COPY."""
+    driver = drivers.of(conn)
+    with noted(conn, driver):
+        return bool(driver.copy(conn, copy))
+
+
+async def acopy_in(conn: AsyncBorrowed, copy: Copy) -> bool:
+    """Copy rows in over an async connection that isn't psycopg's; see :func:`copy_in`."""
+    driver = drivers.of(conn)
+    with noted(conn, driver):
+        return bool(await driver.copy(conn, copy))
+
+
+def follow(ask: Callable[..., list[Any]], steps: Steps[T], connection: Borrowed | None) -> T:
     """Ask one statement after the other, on *connection* where one is given, and give what they come to."""
     try:
         statement = next(steps)
@@ -125,9 +152,7 @@ def follow(ask: Callable[..., list[Any]], steps: Steps[T], connection: Connectio
         return done.value  # type: ignore[no-any-return] # StopIteration is not generic
 
 
-async def afollow(
-    ask: Callable[..., Awaitable[list[Any]]], steps: Steps[T], connection: AsyncConnection[Any] | None
-) -> T:
+async def afollow(ask: Callable[..., Awaitable[list[Any]]], steps: Steps[T], connection: AsyncBorrowed | None) -> T:
     """Ask one statement after the other from async code."""
     try:
         statement = next(steps)
@@ -138,15 +163,59 @@ async def afollow(
 
 
 @contextmanager
-def noted() -> Iterator[None]:
-    """Let the driver's error for a table that isn't there pass untouched, with a note on what to do about it."""
+def noted(conn: Any = None, driver: Any = None) -> Iterator[None]:
+    """Let the driver's own error pass untouched, with a note on what to do about a table or connection that is gone."""
     try:
         yield
-    except _NOT_THERE as error:
-        error.add_note(
-            "redrive is not installed in this database and schema, or is too old there: run `redrive migrate`"
-        )
+    except Exception as error:
+        if _sqlstate(error) in _NOT_THERE:
+            error.add_note(
+                "redrive is not installed in this database and schema, or is too old there: run `redrive migrate`"
+            )
+        elif conn is not None and (conn.closed if driver is None else driver.closed(conn)):
+            error.add_note(
+                "the connection that redrive was given is closed: give an open one, or none for one of the queue's own"
+            )
         raise
+
+
+def _sqlstate(error: BaseException | None) -> str | None:
+    """Give what the server called *error*, whatever driver says it, and whatever is wrapped around that."""
+    if error is None:
+        return None
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return state or _sqlstate(getattr(error, "orig", None) or error.__cause__)
+
+
+def _said(statement: Statement[Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """Give a statement as drivers other than psycopg take it."""
+    text = statement.sql
+    return text.decode() if isinstance(text, bytes) else text.as_string(None), statement.params
+
+
+def _read(statement: Statement[T], answer: Answer) -> list[T]:
+    if not answer.rows:
+        return []
+    make = statement.row(_Columns(answer.names))  # type: ignore[arg-type] # as much of a cursor as a row factory asks for
+    return [make(row) for row in answer.rows]
+
+
+class _Columns:
+    """What psycopg's row factories ask of a cursor: the names of the columns."""
+
+    _encoding = "utf8"
+    status = ExecStatus.TUPLES_OK
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.nfields = len(names)
+        self._names = [name.encode() for name in names]
+
+    @property
+    def pgresult(self) -> _Columns:
+        return self
+
+    def fname(self, place: int) -> bytes:
+        return self._names[place]
 
 
 def _prepare(cursor: Cursor[Any] | AsyncCursor[Any], statement: Statement[Any]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg.rows import class_row, tuple_row
 
 from redrive import store
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
 from redrive.histogram import add, quantile
@@ -23,8 +24,6 @@ from redrive.statements import Statement, named
 from redrive.tally import OUTCOMES, Count
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection, Connection
-
     from redrive.schedules import Desk
 
 HOUR = 3600.0
@@ -150,7 +149,7 @@ class Stats:
         *,
         kind: str | Handler[Any, Any] | None = None,
         step: float | timedelta | str | None = None,
-        connection: Connection[Any] | None = None,
+        connection: Borrowed | None = None,
     ) -> list[Sum]:
         """Cut the last *span* into steps and sum each up, those in which nothing happened too; the oldest first.
 
@@ -168,7 +167,7 @@ class Stats:
         *,
         kind: str | Handler[Any, Any] | None = None,
         step: float | timedelta | str | None = None,
-        connection: AsyncConnection[Any] | None = None,
+        connection: AsyncBorrowed | None = None,
     ) -> list[Sum]:
         """Cut the last *span* into steps from async code; see :meth:`series`."""
         length, cut = _cut(span, step)
@@ -176,7 +175,7 @@ class Stats:
         asked = self._sums(now, length, kind, cut)
         return _series(await self._queue.ask_async(asked, connection), now, length, cut, _name(kind))
 
-    def kinds(self, span: float | timedelta | str, *, connection: Connection[Any] | None = None) -> list[Sum]:
+    def kinds(self, span: float | timedelta | str, *, connection: Borrowed | None = None) -> list[Sum]:
         """Sum up the last *span*, each kind by itself, by whole minutes.
 
         Raises:
@@ -186,9 +185,7 @@ class Stats:
         now = self._queue.ask(_clock(self._queue.schema), connection)[0].now
         return _whole(self._queue.ask(self._sums(now, length, None, None, by_kind=True), connection), now, length)
 
-    async def kinds_async(
-        self, span: float | timedelta | str, *, connection: AsyncConnection[Any] | None = None
-    ) -> list[Sum]:
+    async def kinds_async(self, span: float | timedelta | str, *, connection: AsyncBorrowed | None = None) -> list[Sum]:
         """Sum up each kind from async code; see :meth:`kinds`."""
         length, _ = _cut(span, None)
         now = (await self._queue.ask_async(_clock(self._queue.schema), connection))[0].now
@@ -196,7 +193,7 @@ class Stats:
             await self._queue.ask_async(self._sums(now, length, None, None, by_kind=True), connection), now, length
         )
 
-    def total(self, span: float | timedelta | str, *, connection: Connection[Any] | None = None) -> Sum:
+    def total(self, span: float | timedelta | str, *, connection: Borrowed | None = None) -> Sum:
         """Sum up the last *span*, all kinds together, by whole minutes.
 
         Raises:
@@ -206,37 +203,35 @@ class Stats:
         now = self._queue.ask(_clock(self._queue.schema), connection)[0].now
         return _all(self._queue.ask(self._sums(now, length, None, None), connection), now, length)
 
-    async def total_async(
-        self, span: float | timedelta | str, *, connection: AsyncConnection[Any] | None = None
-    ) -> Sum:
+    async def total_async(self, span: float | timedelta | str, *, connection: AsyncBorrowed | None = None) -> Sum:
         """Sum up all kinds together from async code; see :meth:`total`."""
         length, _ = _cut(span, None)
         now = (await self._queue.ask_async(_clock(self._queue.schema), connection))[0].now
         return _all(await self._queue.ask_async(self._sums(now, length, None, None), connection), now, length)
 
-    def deploys(self, span: float | timedelta | str, *, connection: Connection[Any] | None = None) -> list[Deploy]:
+    def deploys(self, span: float | timedelta | str, *, connection: Borrowed | None = None) -> list[Deploy]:
         """List which versions of the application came within the last *span*, the oldest first."""
         return self._queue.ask(self._deploys(span), connection)
 
     async def deploys_async(
-        self, span: float | timedelta | str, *, connection: AsyncConnection[Any] | None = None
+        self, span: float | timedelta | str, *, connection: AsyncBorrowed | None = None
     ) -> list[Deploy]:
         """List the versions that came, from async code."""
         return await self._queue.ask_async(self._deploys(span), connection)
 
-    def inflow(self, *, connection: Connection[Any] | None = None) -> list[Inflow]:
+    def inflow(self, *, connection: Borrowed | None = None) -> list[Inflow]:
         """Say how many jobs of each kind came in within the last minute, by the newest 2,000 rows."""
         return self._queue.ask(self._inflow(), connection)
 
-    async def inflow_async(self, *, connection: AsyncConnection[Any] | None = None) -> list[Inflow]:
+    async def inflow_async(self, *, connection: AsyncBorrowed | None = None) -> list[Inflow]:
         """Say how many jobs came in, from async code."""
         return await self._queue.ask_async(self._inflow(), connection)
 
-    def depths(self, *, most: int = MOST, connection: Connection[Any] | None = None) -> list[Depth]:
+    def depths(self, *, most: int = MOST, connection: Borrowed | None = None) -> list[Depth]:
         """Say what is pending, running and dead of each kind; of each sort no more than *most* are counted."""
         return self._queue.ask(depths(self._queue.schema, most), connection)
 
-    async def depths_async(self, *, most: int = MOST, connection: AsyncConnection[Any] | None = None) -> list[Depth]:
+    async def depths_async(self, *, most: int = MOST, connection: AsyncBorrowed | None = None) -> list[Depth]:
         """Say what there is of each kind, from async code."""
         return await self._queue.ask_async(depths(self._queue.schema, most), connection)
 

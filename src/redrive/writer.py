@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from psycopg import AsyncConnection, Connection
-
 from redrive import errors
 from redrive.connections import Control, is_outage, is_transient
+from redrive.drivers import awaited
 from redrive.events import JobDied, JobSucceeded, LeaseLost, emit, heard
 from redrive.failure import describe
 from redrive.job import Latest
@@ -375,15 +374,13 @@ def complete(job: ClaimedJob, connection: Any, result: Any) -> Any:
     statement = named(
         "complete_job", job.schema, id=job.id, claim=job.claim, worker=job.worker, result=text, followers=then
     )
-    if isinstance(connection, AsyncConnection):
+    if awaited(connection):
         return _acomplete(job, connection, statement)
-    if not isinstance(connection, Connection):
-        raise TypeError(f"job.complete: connection is a {type(connection).__qualname__}, not a psycopg connection")
     _completed(job, run(connection, statement))
     return None
 
 
-async def _acomplete(job: ClaimedJob, connection: AsyncConnection[Any], statement: Statement[Any]) -> None:
+async def _acomplete(job: ClaimedJob, connection: Any, statement: Statement[Any]) -> None:
     _completed(job, await arun(connection, statement))
 
 

@@ -10,6 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
 import psycopg
+import psycopg2.extensions
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
 
 from redrive import ClaimedJob, Dead, Discard, Enqueued, Job, Queue, Retry, Snooze
 from redrive.backoff import exponential
@@ -56,6 +60,25 @@ send_email("ann")  # type: ignore[arg-type]
 def by_address(payload: dict[str, str]) -> str:
     """Give the key of a payload."""
     return payload["to"]
+
+
+def whatever_driver(session: Session, core: sqlalchemy.Connection, plain: psycopg2.extensions.connection) -> None:
+    """The caller's connection, of whatever driver, is known to be sync."""
+    assert_type(queue.enqueue("send_email", {}, connection=session), Enqueued)
+    queue.enqueue("send_email", {}, connection=core)
+    queue.cancel(7, connection=plain)
+    queue.enqueue("send_email", {}, connection="postgresql://")  # type: ignore[arg-type]
+
+
+async def whatever_async_driver(session: AsyncSession, core: AsyncConnection, sync: Session) -> None:
+    """Or async."""
+    queue.enqueue("send_email", {}, connection=session)  # type: ignore[arg-type]
+    queue.enqueue("send_email", {}, connection=core)  # type: ignore[arg-type]
+    assert_type(await queue.enqueue_async("send_email", {}, connection=core), Enqueued)
+    await queue.enqueue_many_async("send_email", [{}], connection=session)
+    await queue.cancel_async(7, connection=core)
+    await queue.requeue_async(7, connection=sync)  # type: ignore[arg-type]
+    await queue.kinds.pause_async("send_email", connection=sync)  # type: ignore[arg-type]
 
 
 connection = psycopg.connect("")

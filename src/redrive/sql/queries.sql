@@ -1867,6 +1867,13 @@ LIMIT 20
 -- name: clock
 SELECT {clock}() AS now
 
+-- name: transaction_began
+SELECT transaction_timestamp() AS began
+
+-- name: probe_json
+-- Whether a driver gives JSON as text or read.
+SELECT '""'::jsonb
+
 -- name: read_clock
 -- The clock as a test has moved it in its own session, and by how much.
 SELECT statement_timestamp() + moved::interval AS now, moved

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from psycopg.rows import namedtuple_row
 
+from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.statements import Statement, lenient, named, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from datetime import datetime
-
-    from psycopg import AsyncConnection, Connection
 
     from redrive.queue import Queue
 
@@ -52,9 +51,7 @@ class Reader:
         """Statements so far, for who wants to know what the desk costs."""
         self._room = threading.BoundedSemaphore(CONNECTIONS)
 
-    def ask(
-        self, statement: Statement[T], connection: Connection[Any] | None = None, *, timeout: float = TIMEOUT
-    ) -> list[T]:
+    def ask(self, statement: Statement[T], connection: Borrowed | None = None, *, timeout: float = TIMEOUT) -> list[T]:
         """Run *statement*, which can change nothing and is given up after *timeout* seconds.
 
         What reads on behalf of a queue (its statistics, its schedules) can so do it here; *connection* is not taken.
@@ -70,7 +67,7 @@ class Reader:
             self.asked += 1
             return run(conn, replace(statement, kept=False))
 
-    async def ask_async(self, statement: Statement[T], connection: AsyncConnection[Any] | None = None) -> list[T]:
+    async def ask_async(self, statement: Statement[T], connection: AsyncBorrowed | None = None) -> list[T]:
         """Refuse: the pages are drawn in threads."""
         raise NotImplementedError
 
