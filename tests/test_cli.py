@@ -65,6 +65,14 @@ def test_a_database_that_is_away_is_one_line_without_the_password_and_exit_code_
     assert "hunter2" not in line
 
 
+@pytest.mark.parametrize("words", [("enqueue", "mail"), ("pause", "mail"), ("prune",)], ids=" ".join)
+def test_a_database_that_takes_no_changes_is_said_to_be_one(db, conn, words):
+    conn.execute(f"alter database {conn.info.dbname} set default_transaction_read_only = on")
+    line = complaint(redrive(db, *words, code=3))
+    assert "takes no changes, as a standby does: give the primary's URL" in line
+    redrive(db, "jobs")
+
+
 @pytest.mark.parametrize("words", [*ASKING, ("migrate",), ("health",)], ids=" ".join)
 def test_no_database_at_all_names_the_flag_and_the_variables(words):
     result = redrive(None, *words, code=3)

@@ -101,6 +101,8 @@ def _of_database(error: Exception, schema: str) -> Trouble | None:
     if state in _NO_TABLES:
         name = f'schema "{schema}"' if schema else "the schema"
         return NotInstalled(f"{name} is missing in this database, or too old: run `redrive migrate` ({_line(error)})")
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return Unreachable(f"the database takes no changes, as a standby does: give the primary's URL ({_line(error)})")
     if is_outage(error) or state.startswith(_REFUSED):
         return Unreachable(f"the database can't be reached: {_line(error)}")
     if isinstance(error, psycopg.ProgrammingError) and not state:
