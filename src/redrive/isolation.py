@@ -86,7 +86,8 @@ class Isolated:
                 "define it at the top level of a module (its decorators with functools.wraps)"
             )
         self._handler, self._how = handler, how
-        self._modules = tuple(dict.fromkeys((registered_in or module, module)))
+        first = getattr(handler.queue, "imported_first", ())
+        self._modules = tuple(dict.fromkeys((*first, registered_in or module, module)))
         registered[module, name, handler.kind] = handler
 
     def demand_findable(self) -> None:

@@ -76,7 +76,7 @@ def pending(dsn: str, schema: str = "redrive") -> list[int]:
         MigrationFailed: where the database can't take them.
     """
     with _told(schema), _connected(dsn) as conn:
-        _refuse_what_cannot_work(_state(conn, schema), schema)
+        demand_possible(_state(conn, schema), schema)
         applied = _applied(conn, schema)
         return [step.version for step in migrations() if step.version not in applied]
 
@@ -116,6 +116,30 @@ def demand_migrated(version: int, schema: str) -> None:
         )
 
 
+def demand_possible(state: Any, schema: str) -> None:
+    """Refuse to install where that can't work; *state* is what ``schema_state`` answers.
+
+    Raises:
+        MigrationFailed: with the reason and the remedy in one line.
+    """
+    if state.server_version < OLDEST_SERVER * 10000:
+        raise MigrationFailed(
+            f"this server is PostgreSQL {state.server_version // 10000}, redrive needs {OLDEST_SERVER} or newer"
+        )
+    if state.has_migrations:
+        return
+    if foreign := sorted(_OURS & set(state.tables)):
+        raise MigrationFailed(
+            f'schema "{schema}" already has a table "{foreign[0]}" that redrive did not make: '
+            "install into another schema with --schema NAME, or move that table away"
+        )
+    if not state.has_schema and not state.may_create_schema:
+        raise MigrationFailed(
+            f'role "{state.role}" may not create schema "{schema}": have an owner run '
+            f'CREATE SCHEMA "{schema}" AUTHORIZATION "{state.role}", or `redrive migrate --sql` and its output'
+        )
+
+
 def _connected(dsn: str) -> psycopg.Connection[Any]:
     # Nothing prepared: a pooler may stand in between.
     conn = psycopg.connect(conninfo(dsn, application="redrive migrate"), autocommit=True, prepare_threshold=None)
@@ -125,7 +149,7 @@ def _connected(dsn: str) -> psycopg.Connection[Any]:
 
 def _prepare(conn: psycopg.Connection[Any], schema: str) -> None:
     state = _state(conn, schema)
-    _refuse_what_cannot_work(state, schema)
+    demand_possible(state, schema)
     if state.has_migrations:
         return
     with conn.transaction():
@@ -179,25 +203,6 @@ def _applied(conn: psycopg.Connection[Any], schema: str) -> set[int]:
     if not _state(conn, schema).has_migrations:
         return set()
     return {row.version for row in run(conn, named("applied_migrations", schema))}
-
-
-def _refuse_what_cannot_work(state: Any, schema: str) -> None:
-    if state.server_version < OLDEST_SERVER * 10000:
-        raise MigrationFailed(
-            f"this server is PostgreSQL {state.server_version // 10000}, redrive needs {OLDEST_SERVER} or newer"
-        )
-    if state.has_migrations:
-        return
-    if foreign := sorted(_OURS & set(state.tables)):
-        raise MigrationFailed(
-            f'schema "{schema}" already has a table "{foreign[0]}" that redrive did not make: '
-            "install into another schema with --schema NAME, or move that table away"
-        )
-    if not state.has_schema and not state.may_create_schema:
-        raise MigrationFailed(
-            f'role "{state.role}" may not create schema "{schema}": have an owner run '
-            f'CREATE SCHEMA "{schema}" AUTHORIZATION "{state.role}", or `redrive migrate --sql` and its output'
-        )
 
 
 @contextmanager

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 class Registry(Enqueuer):
     """The handlers of a queue, by kind."""
 
+    imported_first: tuple[str, ...] = ()
+    """Modules that the child process of an isolated handler imports before the application's own."""
+
     def __init__(self, classify: Classify | None = None) -> None:
         rules(classify)
         self.handlers = Handlers()

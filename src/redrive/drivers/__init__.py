@@ -23,6 +23,8 @@ _KNOWN = {
     "psycopg2.extensions.connection": "psycopg2:Psycopg2",
     "asyncpg.connection.Connection": "asyncpg:Asyncpg",
     "asyncpg.pool.PoolConnectionProxy": "asyncpg:Asyncpg",
+    "django.db.backends.base.base.BaseDatabaseWrapper": "django:Django",
+    "django.utils.connection.ConnectionProxy": "django:Django",
     "sqlalchemy.engine.base.Connection": "sqlalchemy:Alchemy",
     "sqlalchemy.orm.session.Session": "sqlalchemy:Alchemy",
     "sqlalchemy.orm.scoping.scoped_session": "sqlalchemy:Alchemy",

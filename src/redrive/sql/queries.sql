@@ -1884,6 +1884,10 @@ SELECT set_config('redrive.clock_offset', (
     coalesce(nullif(current_setting('redrive.clock_offset', true), ''), '0')::interval
     + make_interval(secs => %(seconds)s::float8))::text, false)
 
+-- name: clear_jobs
+-- For tests that can't roll back.
+WITH gone AS (DELETE FROM {jobs}) DELETE FROM {failures}
+
 -- name: set_clock
 SELECT set_config('redrive.clock_offset', %(moved)s, false)
 

@@ -1,0 +1,1 @@
+"""A shop: an order is a row and two jobs, in one transaction."""

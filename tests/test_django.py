@@ -1,0 +1,34 @@
+"""redrive.django. Its tests are in djangos/: a process has one Django, so they have a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import support
+
+ROOT = Path(__file__).parent.parent
+pytest.importorskip("django")
+
+
+def run_inside(*words: str, urls: tuple[str, str], **env: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on djangos/, without the fixtures of these tests."""
+    paths = f"pythonpath={ROOT / 'tests'} {ROOT / 'examples/django_shop'}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:django", "-o", paths]
+    command += ["-o", "python_files=case_*.py", f"--confcutdir={ROOT / 'tests/djangos'}", f"--rootdir={ROOT}"]
+    given = {**os.environ, "DATABASE_URL": urls[0], "OTHER_URL": urls[1], **env}
+    return subprocess.run(
+        [*command, *words], cwd=ROOT, env=given, capture_output=True, text=True, check=False, timeout=110
+    )
+
+
+@pytest.mark.slow
+def test_it_is_at_home_in_a_django_project(empty_db, server_url):
+    with support.database(server_url) as other:
+        done = run_inside("tests/djangos", urls=(empty_db, other))
+    print(done.stdout)  # noqa: T201 # pytest shows it when the test failed
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
