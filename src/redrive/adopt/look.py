@@ -7,13 +7,19 @@ may only read.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from psycopg.rows import tuple_row
+from psycopg.sql import SQL, Composable
+
 from redrive.errors import InvalidOption
-from redrive.statements import named, run
+from redrive.statements import ANYTHING, Statement, named, run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import psycopg
 
 ANYWHERE = "redrive"
@@ -140,6 +146,34 @@ def look(conn: psycopg.Connection[Any], name: str) -> Table:
         columns=tuple(columns),
         indexes=tuple(indexes),
     )
+
+
+@contextmanager
+def untouched(conn: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Open a transaction on an autocommit connection that can write nothing and soon gives up waiting for a lock.
+
+    Even functions of the catalogs wait, for a table that somebody alters.
+    """
+    before, conn.read_only = conn.read_only, True
+    try:
+        with conn.transaction():
+            run(conn, named("adopt_settings", ANYWHERE, timeout=f"{max(seconds, 0.1) * 1000:.0f}ms"))
+            yield
+    finally:
+        conn.read_only = before
+
+
+def asked(conn: psycopg.Connection[Any], text: Composable, seconds: float) -> list[Any]:
+    """Ask what was composed, in a read-only transaction of its own, and give the rows as tuples.
+
+    Whatever a stranger wrote can be read: times and JSON that Python has no room for.
+
+    Raises:
+        psycopg.errors.QueryCanceled: when it takes longer than *seconds*.
+        psycopg.errors.LockNotAvailable: when somebody holds the table for himself.
+    """
+    with untouched(conn, seconds):
+        return run(conn, Statement(SQL("{}").format(text), tuple_row, binary=True, loaders=ANYTHING, kept=False))
 
 
 def _find(conn: psycopg.Connection[Any], name: str) -> int:

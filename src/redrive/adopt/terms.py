@@ -14,6 +14,8 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 from redrive.sql import text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from redrive.adopt.mapping import Clock, Mapping
 
 READ = {
@@ -48,16 +50,16 @@ def runnable(mapping: Mapping, row: str | None = None, *, tries: bool = True) ->
     if rule.column is not None:
         ways: list[Composable] = []
         if rule.values:
-            values = COMMA.join(Literal(value) for value in rule.values)
-            ways.append(_term("adopt_term_in", column=column(rule.column, row), values=values))
+            values = joined(COMMA, map(Literal, rule.values))
+            ways.append(say("adopt_term_in", column=column(rule.column, row), values=values))
         if rule.null:
-            ways.append(_term("adopt_term_null", column=column(rule.column, row)))
+            ways.append(say("adopt_term_null", column=column(rule.column, row)))
         parts.append(_either(ways))
     if rule.where is not None:
-        parts.append(_term("adopt_term_where", where=SQL(rule.where.replace("{", "{{").replace("}", "}}")).format()))
+        parts.append(say("adopt_term_where", where=SQL(rule.where.replace("{", "{{").replace("}", "}}")).format()))
     if tries and attempts.column is not None:
-        parts.append(_term("adopt_term_tries_left", column=column(attempts.column, row), most=most(mapping, row)))
-    return AND.join(parts) if parts else SQL(text_of("adopt_term_true"))
+        parts.append(say("adopt_term_tries_left", column=column(attempts.column, row), most=most(mapping, row)))
+    return joined(AND, parts) if parts else SQL(text_of("adopt_term_true"))
 
 
 def most(mapping: Mapping, row: str | None = None) -> Composable:
@@ -65,7 +67,7 @@ def most(mapping: Mapping, row: str | None = None) -> Composable:
     attempts = mapping.attempts
     if attempts.most_column is None:
         return Literal(attempts.most)
-    return _term("adopt_term_most", column=column(attempts.most_column, row), most=Literal(attempts.most or 5))
+    return say("adopt_term_most", column=column(attempts.most_column, row), most=Literal(attempts.most or 5))
 
 
 def time(mapping: Mapping, name: str, row: str | None = None) -> Composable:
@@ -75,18 +77,29 @@ def time(mapping: Mapping, name: str, row: str | None = None) -> Composable:
 
 def read(clock: Clock, what: Composable) -> Composable:
     """Read a time that stands in *what* in the way of *clock*, as a timestamptz."""
-    return _term(READ[clock.form], column=what, zone=Literal(clock.zone or "UTC"))
+    return say(READ[clock.form], column=what, zone=Literal(clock.zone or "UTC"))
 
 
 def spell(clock: Clock, when: Composable) -> Composable:
     """Write the timestamptz *when* in the way of *clock*."""
     offset = Literal("Z" if clock.zone is None else "")
-    return _term(SPELL[clock.form], time=when, zone=Literal(clock.zone or "UTC"), offset=offset)
+    return say(SPELL[clock.form], time=when, zone=Literal(clock.zone or "UTC"), offset=offset)
 
 
 def _either(ways: list[Composable]) -> Composable:
-    return ways[0] if len(ways) == 1 else SQL("({})").format(OR.join(ways))
+    return ways[0] if len(ways) == 1 else SQL("({})").format(joined(OR, ways))
 
 
-def _term(name: str, **parts: Composable) -> Composed:
+def joined(glue: SQL, parts: Iterable[Composable]) -> Composed:
+    """Put *glue* between *parts*."""
+    return glue.join(parts)
+
+
+def say(name: str, /, **parts: Composable) -> Composed:
+    """Put *parts* into the statement or term called *name* of ``queries.sql``."""
     return SQL(text_of(name)).format(**parts)
+
+
+def remedy(name: str, /, **parts: Composable) -> str:
+    """Write out a statement for an operator to run."""
+    return say(name, **parts).as_string(None)

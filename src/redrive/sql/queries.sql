@@ -2889,14 +2889,160 @@ LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 ORDER BY a.attnum
 
 -- name: adopt_indexes
-SELECT i.indexrelid::regclass::text AS name, pg_get_indexdef(i.indexrelid) AS definition, i.indisprimary AS primary,
+SELECT c.relname::text AS name, pg_get_indexdef(i.indexrelid) AS definition, i.indisprimary AS primary,
        i.indisunique AS unique, i.indisvalid AND i.indisready AS valid,
        pg_get_expr(i.indpred, i.indrelid) AS predicate,
        ARRAY(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k (attnum, place)
              LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum AND k.attnum > 0
              WHERE k.place <= i.indnkeyatts ORDER BY k.place) AS columns
-FROM pg_index i WHERE i.indrelid = %(table)s::oid
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE i.indrelid = %(table)s::oid
 ORDER BY NOT i.indisprimary, NOT i.indisunique, 1
+
+-- name: adopt_constraints
+-- Those of the table, and the foreign keys of others that lead to it.
+SELECT k.conname::text AS name, k.contype::text AS sort, pg_get_constraintdef(k.oid) AS definition, k.convalidated AS validated,
+       CASE WHEN k.confrelid = %(table)s::oid AND k.conrelid <> %(table)s::oid THEN k.conrelid::regclass::text END AS referrer
+FROM pg_constraint k
+WHERE (k.conrelid = %(table)s::oid OR k.confrelid = %(table)s::oid) AND k.contype IN ('p', 'u', 'c', 'f', 'x')
+ORDER BY k.confrelid = %(table)s::oid, k.contype, k.conname
+
+-- name: adopt_triggers
+SELECT t.tgname::text AS name, pg_get_triggerdef(t.oid, true) AS definition, t.tgenabled <> 'D' AS enabled
+FROM pg_trigger t WHERE t.tgrelid = %(table)s::oid AND NOT t.tgisinternal
+ORDER BY t.tgname
+
+-- name: adopt_policies
+SELECT p.polname::text AS name, p.polcmd::text AS command, p.polpermissive AS permissive,
+       CASE WHEN p.polroles = '{{0}}' THEN ARRAY['public']
+            ELSE ARRAY(SELECT r.rolname::text FROM pg_roles r WHERE r.oid = ANY (p.polroles) ORDER BY 1) END AS roles,
+       p.polroles = '{{0}}' OR EXISTS (SELECT FROM unnest(p.polroles) r (oid) WHERE pg_has_role(r.oid, 'MEMBER')) AS ours,
+       pg_get_expr(p.polqual, p.polrelid) AS condition
+FROM pg_policy p WHERE p.polrelid = %(table)s::oid
+ORDER BY p.polname
+
+-- name: adopt_place
+-- Who asks, where, and with which rights.
+SELECT current_setting('server_version_num')::int AS version, current_setting('server_version') AS told,
+       current_database()::text AS database, current_user::text AS role, r.rolsuper AS super, r.rolbypassrls AS bypasses,
+       pg_is_in_recovery() AS standby, current_setting('TimeZone') AS zone, statement_timestamp() AS now,
+       pg_has_role(c.relowner, 'USAGE') AS owns,
+       ARRAY(SELECT p FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRIGGER']) p
+             WHERE has_table_privilege(c.oid, p)) AS rights,
+       has_schema_privilege(c.relnamespace, 'USAGE') AS enters,
+       (SELECT s.n_dead_tup FROM pg_stat_all_tables s WHERE s.relid = c.oid) AS dead,
+       (SELECT greatest(s.last_analyze, s.last_autoanalyze) FROM pg_stat_all_tables s WHERE s.relid = c.oid) AS analyzed,
+       ARRAY(SELECT format('%%s of %%s', split_part(x, '=', 2), coalesce('role ' || q.rolname, 'database ' || d.datname))
+             FROM pg_db_role_setting g LEFT JOIN pg_roles q ON q.oid = g.setrole LEFT JOIN pg_database d ON d.oid = g.setdatabase,
+                  unnest(g.setconfig) x
+             WHERE lower(x) LIKE 'timezone=%%' AND (g.setdatabase = 0 OR d.datname = current_database())) AS zones
+FROM pg_roles r, pg_class c WHERE r.rolname = current_user AND c.oid = %(table)s::oid
+
+-- name: adopt_pieces
+-- Where the rows are: the table, its partitions, the tables that inherit from it. NULL pages: no plain table.
+WITH RECURSIVE pieces AS (
+    SELECT %(table)s::oid AS oid
+    UNION
+    SELECT i.inhrelid FROM pieces JOIN pg_inherits i ON i.inhparent = pieces.oid
+)
+SELECT n.nspname AS schema, c.relname AS name, c.reltuples::float8 AS estimate,
+       CASE WHEN c.relkind = 'r' THEN pg_relation_size(c.oid) / current_setting('block_size')::int END AS pages,
+       has_table_privilege(c.oid, 'SELECT') AS readable
+FROM pieces JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind <> 'p'
+ORDER BY c.oid
+
+-- name: adopt_probe
+-- A few rows, to see what the columns hold before all of them are counted.
+SELECT {columns} FROM (SELECT {wanted} FROM {table} LIMIT 2000) few
+
+-- name: adopt_probe_distinct
+count(DISTINCT {column}::text)
+
+-- name: adopt_probe_largest
+max({column}::float8)
+
+-- name: adopt_census
+-- Rows of one stretch of the table by the values of their columns of state and by what their times say: one pass, one
+-- hash. What each group means is decided in Python, which knows the words. Two of each group's rows stand for it.
+SELECT {groups}, count(*) AS rows, {ends}
+FROM {source} GROUP BY {places} LIMIT {most}
+
+-- name: adopt_group
+{what} AS {name}
+
+-- name: adopt_group_text
+{column}::text
+
+-- name: adopt_group_whole
+({what})
+
+-- name: adopt_group_set
+{column} IS NOT NULL
+
+-- name: adopt_group_reached
+coalesce({column} >= {most}, false)
+
+-- name: adopt_group_before
+coalesce({time} < {cutoff}, false)
+
+-- name: adopt_group_due
+-- Whether a row has a time, and whether that is ahead, past, or long past.
+CASE WHEN {column} IS NULL THEN 'none' WHEN {time} > {now} THEN 'ahead' WHEN {time} < {cutoff} THEN 'late' ELSE 'past' END
+
+-- name: adopt_group_least
+min({time})
+
+-- name: adopt_group_greatest
+max({time})
+
+-- name: adopt_source_whole
+{table}
+
+-- name: adopt_source_stretch
+ONLY {table} WHERE ctid >= {begin}::tid AND ctid < {end}::tid
+
+-- name: adopt_source_rest
+ONLY {table} WHERE ctid >= {begin}::tid
+
+-- name: adopt_source_sample
+{table} TABLESAMPLE SYSTEM ({percent})
+
+-- name: adopt_settings
+-- Of this transaction alone: how long a statement may take and wait, and no compiling for one pass.
+SELECT set_config('statement_timeout', %(timeout)s::text, true) AS timeout, set_config('lock_timeout', '3s', true) AS patience,
+       set_config('jit', 'off', true) AS jit
+
+-- name: adopt_sample
+SELECT {columns} FROM ONLY {table} WHERE ctid = ANY ({rows}::tid[]) AND {condition}
+
+-- name: adopt_sample_any
+SELECT {columns} FROM {table} WHERE {condition} LIMIT {most}
+
+-- name: adopt_sample_column
+left({column}::text, 2000) AS {name}
+
+-- name: adopt_copies
+-- Of a table without a key: rows that are another's exact copy, and how many sorts of them there are.
+SELECT coalesce(sum(copies - 1), 0)::bigint AS rows, count(*) AS sorts
+FROM (SELECT count(*) AS copies FROM {table} t GROUP BY hashtextextended(t::text, 0) HAVING count(*) > 1) same
+
+-- name: adopt_remedy_usage
+GRANT USAGE ON SCHEMA {schema} TO {role}
+
+-- name: adopt_remedy_grant
+GRANT {rights} ON {table} TO {role}
+
+-- name: adopt_remedy_grant_columns
+GRANT {right} ({columns}) ON {table} TO {role}
+
+-- name: adopt_remedy_policy
+CREATE POLICY redrive ON {table} TO {role} USING (true) WITH CHECK (true)
+
+-- name: adopt_remedy_logged
+ALTER TABLE {table} SET LOGGED
+
+-- name: adopt_remedy_reindex
+REINDEX INDEX CONCURRENTLY {index}
 
 -- Terms of a mapping, put together by redrive.adopt.terms and composed into statements. Values are literals in them, so
 -- that a trigger, an index and a query all say the same. The time of a naive column is read with the zone that the map
@@ -2907,6 +3053,13 @@ true
 
 -- name: adopt_term_in
 {column} IN ({values})
+
+-- name: adopt_known_in
+-- Never NULL, so that its contrary isn't either.
+coalesce({column} IN ({values}), false)
+
+-- name: adopt_not
+NOT {what}
 
 -- name: adopt_term_null
 {column} IS NULL

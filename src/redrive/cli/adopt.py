@@ -1,0 +1,154 @@
+"""``redrive adopt``: look at a table that an application already has, and say which of its rows are silently lost."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli import screen
+from redrive.cli.exits import Misused, Trouble, told
+from redrive.cli.options import as_json, connected, examples, server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from redrive.adopt.mapping import Mapping
+    from redrive.adopt.report import Report
+    from redrive.adopt.survey import Survey
+
+
+@click.command(
+    short_help="Look at a table that you already have: what is silently lost in it.",
+    epilog=examples(
+        "redrive adopt mail_jobs                                   # look, change nothing",
+        "redrive adopt app.mail_jobs --zone Europe/Paris --html lost.html",
+        "redrive adopt mail_jobs --json | jq '.lost[] | {bucket, rows, oldest}'",
+    ),
+)
+@click.argument("table")
+@click.option("--zone", metavar="ZONE", help="Whose wall clock timestamps without a zone show, such as UTC.")
+@click.option("--max-attempts", type=click.IntRange(1), metavar="N", help="Tries a row has, where no column says so.")
+@click.option(
+    "--html", "html_file", type=click.Path(dir_okay=False), metavar="FILE", help="Write the report as a page."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=45.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long rows are counted; of a larger table a part, and the counts are estimates.",
+)
+@as_json
+@server
+def adopt(
+    database_url: str | None,
+    table: str,
+    *,
+    zone: str | None,
+    max_attempts: int | None,
+    html_file: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Look at TABLE, which your application made, and report which of its rows are silently lost.
+
+    It reads, and changes nothing: no lock above ACCESS SHARE is taken, and redrive need not be installed. A role that
+    may only read is enough, and a standby will do. Rows are counted by what their states, times and tries say: in
+    progress for days, out of attempts, failed and never retried, due long ago, done but never marked as done.
+    """
+    from redrive.adopt.survey import survey
+
+    _check(zone)
+    with _connection(database_url) as conn, _patient(table):
+        made = _report(conn, survey(conn, table), None, zone=zone, most=max_attempts, seconds=timeout)
+    if html_file is not None:
+        from redrive.adopt.page import page
+
+        _write(html_file, page(made))
+    if as_json:
+        from redrive.adopt.page import document
+
+        screen.document(document(made))
+    else:
+        from redrive.cli.findings import tell
+
+        tell(made)
+        if html_file is not None:
+            screen.note(f"written to {html_file}")
+
+
+def _report(conn: psycopg.Connection[Any], found: Survey, mapping: Mapping | None, **how: Any) -> Report:
+    from redrive.adopt.report import report
+
+    with _progress(found) as told_share:
+        return report(conn, found, mapping=mapping, on_progress=told_share, **how)
+
+
+@contextmanager
+def _patient(table: str) -> Iterator[None]:
+    """Say what it was that took too long."""
+    import psycopg
+
+    try:
+        yield
+    except psycopg.errors.QueryCanceled as error:
+        raise Trouble(
+            f"not even a part of {table} could be read in the time: give more with --timeout, or look for what keeps "
+            "the server busy"
+        ) from error
+    except psycopg.errors.LockNotAvailable as error:
+        raise Trouble(
+            f"{table} is locked by another session, such as an ALTER TABLE: try again when it is done"
+        ) from error
+
+
+@contextmanager
+def _progress(found: Survey) -> Iterator[Any]:
+    """Show on a terminal how far the counting is."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        line = bar.add_task(f"counting {found.table.qualified}", total=1.0)
+        yield lambda share: bar.update(line, completed=share)
+
+
+@contextmanager
+def _connection(database_url: str | None) -> Iterator[psycopg.Connection[Any]]:
+    """Open a connection for which redrive need not be installed."""
+    import psycopg
+
+    from redrive.connections import conninfo
+
+    queue = connected(database_url, None)
+    with told():
+        dsn = conninfo(queue.settings.database_url, application="redrive adopt")
+        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
+            yield conn
+
+
+def _check(zone: str | None) -> None:
+    from difflib import get_close_matches
+    from zoneinfo import available_timezones
+
+    if zone is not None and zone not in available_timezones():
+        near = get_close_matches(zone, available_timezones(), 1)
+        raise Misused(f"--zone {zone!r} is no zone" + (f", did you mean {near[0]}?" if near else ": write it as UTC"))
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Trouble(f"{path} can't be written: {error.strerror}") from error
