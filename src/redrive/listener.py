@@ -24,7 +24,7 @@ from redrive.statements import Statement, named
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PING_EVERY = 30.0
+PING_EVERY = 40.0
 PING_TIMEOUT = 3.0
 TEST_TIMEOUT = 2.0
 TEST_AGAIN = 300.0

@@ -251,7 +251,7 @@ class Producer(Service):
         pause = polls[number] if number < len(polls) else self._poll
         if not self._listener.hears:
             pause = min(DEAF_POLL, self._poll)
-        self._asleep_until = min(now + pause * random.uniform(1.0, 1.1), self._due_at)
+        self._asleep_until = min(now + pause * random.uniform(1.0, 1.15), self._due_at)
         return self._rest()
 
     def _rest(self) -> float:
