@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import asyncpg
 import psycopg
+import psycopg2.extras
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.pool import NullPool
 
 import support
-from redrive import Enqueued, Queue
+from redrive import ClaimedJob, Enqueued, InvalidOption, InvalidPayload, LeaseLost, Queue, store
+from redrive.bulk import CHUNK
 from redrive.ended import Ended
-from ways import WAYS, Way
+from redrive.testing import run_pending_async
+from ways import WAYS, Way, asyncpg_of, url
 
 NOON = datetime(2030, 6, 1, 12, 0, tzinfo=UTC)
 Scenario = Callable[[Way], Any]
+Play = Callable[[Scenario], Any]
 
 
 @pytest.fixture
@@ -29,12 +42,21 @@ def queue(db: str) -> Iterator[Queue]:
 
 
 @pytest.fixture(params=WAYS)
-def play(request: pytest.FixtureRequest, db: str) -> Callable[[Scenario], Any]:
+def play(request: pytest.FixtureRequest, db: str) -> Play:
     """Play a scenario on one way."""
+    return _player(request.param, db)
 
+
+@pytest.fixture(params=["psycopg2", "asyncpg", "Session over psycopg2", "AsyncSession over asyncpg"])
+def some(request: pytest.FixtureRequest, db: str) -> Play:
+    """Play a scenario on one way of each sort."""
+    return _player(request.param, db)
+
+
+def _player(name: str, db: str) -> Play:
     def played(scenario: Scenario) -> Any:
         async def scene() -> Any:
-            async with WAYS[request.param](db) as way:
+            async with WAYS[name](db) as way:
                 return await scenario(way)
 
         return asyncio.run(scene())
@@ -103,7 +125,7 @@ def test_nothing_is_begun_or_ended_on_the_callers_connection_or_02(play, queue, 
     assert names(conn) == ["1", "3", "4", "5"]
 
 
-def test_the_answers_are_the_same_on_every_connection(play, queue, conn):
+def test_the_answers_are_the_same_on_every_connection(some, queue, conn):
     async def scenario(way: Way) -> None:
         ask = way.ask
         one = await ask(queue.enqueue, "mail", {"n": "ä\\ %s %(x)s $1"}, run_at=NOON, expires_at=NOON, lane="eu")
@@ -142,7 +164,290 @@ def test_the_answers_are_the_same_on_every_connection(play, queue, conn):
         assert (await ask(queue.requeues.stop, sent.id, by="ann")).status == "stopped"
         await way.end(commit=True)
 
-    play(scenario)
+    some(scenario)
     first = queue.get(1)
     assert (first.payload, first.lane, first.status) == ({"n": "ä\\ %s %(x)s $1"}, "eu", "pending")
     assert names(conn)[-2:] == ["a\tb\\n\u2028", None]
+
+
+@pytest.mark.parametrize("way", ["psycopg2", "asyncpg", "Session over psycopg2", "AsyncSession over asyncpg"])
+def test_many_jobs_are_copied_where_the_driver_has_it(way, queue, db, conn, server_log):
+    conn.execute(f"ALTER DATABASE {conn.info.dbname} SET log_statement = 'all'")
+
+    async def scene() -> None:
+        async with WAYS[way](db) as held:
+            assert await held.ask(queue.enqueue_many, "mail", ({"n": n} for n in range(CHUNK + 1))) == CHUNK + 1
+            await held.end(commit=True)
+
+    asyncio.run(scene())
+    assert [verb for verb in verbs(server_log) if verb in {"COPY", "WITH"}] == ["WITH" if "Session" in way else "COPY"]
+    assert conn.execute("SELECT count(DISTINCT payload->>'n') FROM redrive.jobs").fetchone() == (CHUNK + 1,)
+
+
+def test_a_bad_payload_among_many_is_found_before_anything_is_written(some, queue, conn):
+    async def scenario(way: Way) -> None:
+        await way.say("TABLE redrive.migrations")
+        bad = ({"n": n} if n < CHUNK * 2 + 7 else {"n": NOON} for n in range(CHUNK * 3))
+        with pytest.raises(InvalidPayload, match=rf"payloads\[{CHUNK * 2 + 7}\]"):
+            await way.ask(queue.enqueue_many, "mail", bad)
+        await way.ask(queue.enqueue, "mail", {"n": "good"})
+        await way.end(commit=True)
+
+    some(scenario)
+    assert names(conn) == ["good"]
+
+
+def test_a_batch_is_one_with_the_callers_transaction(some, queue, conn):
+    async def scenario(way: Way) -> None:
+        for commit in (False, True):
+            await way.say("TABLE redrive.migrations")
+            if way.is_async:
+                async with queue.batches.open_async("report", connection=way.connection) as batch:
+                    await batch.enqueue("mail", {"n": 1})
+                    await batch.enqueue_many("mail", [{"n": 2}])
+            else:
+                with queue.batches.open("report", connection=way.connection) as batch:
+                    batch.enqueue("mail", {"n": 1})
+                    batch.enqueue_many("mail", [{"n": 2}])
+            await way.end(commit=commit)
+            await way.again()
+
+    some(scenario)
+    assert names(conn) == ["1", "2"]
+    assert [state.jobs for state in queue.batches.list()] == [2]
+
+
+class TestCompletion:
+    """UN-07: what the handler writes and that its job is done are one commit."""
+
+    def test_it_is_in_the_callers_transaction(self, some, queue, conn):
+        conn.execute("CREATE TABLE public.sent (n int)")
+        queue.enqueue("mail", {})
+
+        async def scenario(way: Way) -> None:
+            async def completed(job: ClaimedJob) -> None:
+                done = job.complete(way.connection, {"sent": job.attempt})
+                assert hasattr(done, "__await__") == way.is_async
+                await done if way.is_async else None
+
+            @queue.handler("mail")
+            async def mail(payload: Any, job: ClaimedJob) -> None:
+                await way.say(f"INSERT INTO sent VALUES ({job.attempt})")
+                await completed(job)
+                await way.end(commit=job.attempt == 2)
+                await way.again()
+                if job.attempt == 1:
+                    raise Uncommitted
+
+            for _ in range(2):
+                await run_pending_async(queue)
+                conn.execute("UPDATE redrive.jobs SET run_at = now() - interval '1 hour' WHERE status = 'pending'")
+
+        some(scenario)
+        assert conn.execute("SELECT n FROM sent").fetchall() == [(2,)]
+        job = queue.get(1)
+        assert (job.status, job.result, job.attempts) == ("succeeded", {"sent": 2}, 2)
+
+    def test_a_lost_lease_is_told_before_the_commit(self, some, queue, conn):
+        queue.enqueue("mail", {})
+        told: list[str] = []
+
+        async def scenario(way: Way) -> None:
+            @queue.handler("mail")
+            async def mail(payload: Any, job: ClaimedJob) -> None:
+                conn.execute("UPDATE redrive.jobs SET claims = claims + 1")
+                try:
+                    done = job.complete(way.connection)
+                    await done if way.is_async else None
+                except LeaseLost as error:
+                    told.append(str(error))
+
+            await run_pending_async(queue)
+
+        some(scenario)
+        assert "roll back" in told[0]
+
+
+class Uncommitted(Exception):
+    """The handler fails after a completion that it rolled back."""
+
+
+class TestRefused:
+    """OR-02, OR-09: what can't be, told with the value and the remedy, before anything is written."""
+
+    def test_sync_for_async_and_the_reverse_or_09(self, some, queue):
+        async def scenario(way: Way) -> None:
+            if way.is_async:
+                with pytest.raises(TypeError, match=r"enqueue: connection is a \S+, which is async: use enqueue_a"):
+                    queue.enqueue("mail", {}, connection=way.connection)
+                with pytest.raises(TypeError, match=r"which is async: use the method .* that ends in _async"):
+                    queue.cancel(1, connection=way.connection)
+            else:
+                with pytest.raises(TypeError, match=r"connection is a \S+, which is sync: use enqueue_many$"):
+                    await queue.enqueue_many_async("mail", [{}], connection=way.connection)
+                with pytest.raises(TypeError, match="which is sync: use the method of the same name without _async"):
+                    await queue.cancel_async(1, connection=way.connection)
+
+        some(scenario)
+
+    def test_a_database_without_redrive(self, queue, empty_db):
+        async def scene(name: str) -> None:
+            async with WAYS[name](empty_db) as way:
+                with pytest.raises(Exception, match=r'"redrive.* does not exist') as caught:
+                    await way.ask(queue.enqueue, "mail", {})
+                assert "run `redrive migrate`" in caught.value.__notes__[0]
+
+        for name in WAYS:
+            asyncio.run(scene(name))
+
+    @pytest.mark.parametrize("name", ["psycopg2", "asyncpg", "SQLAlchemy's Connection", "SQLAlchemy's AsyncConnection"])
+    def test_a_closed_connection(self, name, queue, db):
+        async def scene() -> None:
+            async with WAYS[name](db) as way:
+                closing = way.connection.close()
+                await closing if way.is_async else None
+                with pytest.raises(Exception, match="closed") as caught:
+                    await way.ask(queue.enqueue, "mail", {})
+                assert "give an open one" in caught.value.__notes__[0]
+
+        asyncio.run(scene())
+
+    def test_what_is_nearly_a_connection_is_told_how_to_get_one(self, queue, db):
+        engine = sa.create_engine(url(db, "psycopg"))
+        pool = asyncpg.Pool.__new__(asyncpg.Pool)  # it would want an event loop
+        plain = psycopg2.connect(db)
+        for odd, remedy in (
+            (engine, r"with engine\.begin\(\) as connection"),
+            (create_async_engine(url(db, "asyncpg")), r"async with engine\.begin\(\) as connection"),
+            (sessionmaker(engine), r"with Session\.begin\(\) as session"),
+            (async_sessionmaker(), r"async with Session\.begin\(\) as session"),
+            (pool, r"async with pool\.acquire\(\) as connection"),
+            (plain.cursor(), r"pass its \.connection"),
+            (db, r"is for Queue\(\.\.\.\)"),
+            (object(), "pass one of psycopg, psycopg2, asyncpg, SQLAlchemy or Django"),
+        ):
+            with pytest.raises(TypeError, match=rf"enqueue: connection is a \S+, which is no connection: .*{remedy}"):
+                queue.enqueue("mail", {}, connection=odd)
+        plain.close()
+
+    def test_a_session_of_another_database_server(self, queue):
+        with (
+            Session(sa.create_engine("sqlite://")) as session,
+            pytest.raises(TypeError, match=r"sqlite\+pysqlite: .*asyncpg"),
+        ):
+            queue.enqueue("mail", {}, connection=session)
+
+    def test_a_session_that_does_not_say_which_database(self, queue, db):
+        with Session() as session, pytest.raises(TypeError, match=r"session\.connection\(bind_arguments="):
+            queue.enqueue("mail", {}, connection=session)
+        engine = sa.create_engine(url(db, "psycopg"), poolclass=NullPool)
+        with Session(binds={Base: engine}) as session:
+            queue.enqueue("mail", {}, connection=session.connection(bind_arguments={"bind": engine}))
+            session.commit()
+        assert queue.get(1).status == "pending"
+
+    @pytest.mark.parametrize("name", ["asyncpg", "psycopg2", "SQLAlchemy's Connection"])
+    def test_a_batch_on_a_connection_that_commits_each_statement(self, name, queue, db, conn):
+        async def opened(way: Way) -> None:
+            if way.is_async:
+                await queue.batches.open_async("report", connection=way.connection).__aenter__()
+            else:
+                queue.batches.open("report", connection=way.connection).__enter__()
+
+        async def scene() -> None:
+            async with WAYS[name](db) as way:
+                await way.end(commit=True)
+                if name == "psycopg2":
+                    way.connection.autocommit = True
+                elif name != "asyncpg":
+                    way.connection.execution_options(isolation_level="AUTOCOMMIT")
+                with pytest.raises(InvalidOption, match="begin one first"):
+                    await opened(way)
+                await way.ask(queue.enqueue, "mail", {"n": "at once"})
+                assert names(conn) == ["at once"]
+                await way.again()
+
+        asyncio.run(scene())
+        assert queue.batches.list() == []
+
+
+class Base(DeclarativeBase):
+    """The tables of an application."""
+
+
+class User(Base):
+    """One of them."""
+
+    __tablename__ = "users"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_a_session_is_not_flushed_and_its_rows_are_there_when_the_job_is(queue, db, conn):
+    """OR-01: what waits in the Session and the job are one commit; who needs an id for the payload flushes."""
+    engine = sa.create_engine(url(db, "psycopg"), poolclass=NullPool)
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add(ann := User())
+        queue.enqueue("mail", {}, connection=session)
+        assert sa.inspect(ann).pending, "as it is with session.execute(text(...))"
+        session.flush()
+        queue.enqueue("mail", {"n": ann.id}, connection=session)
+        assert conn.execute("SELECT count(*) FROM users").fetchone() == (0,)
+        session.commit()
+    assert (names(conn), conn.execute("SELECT id FROM users").fetchall()) == ([None, "1"], [(1,)])
+
+
+def test_what_the_caller_has_set_is_neither_in_the_way_nor_changed(queue, db):
+    async def native() -> None:
+        conn = await asyncpg.connect(**asyncpg_of(db))
+        for codec in (None, json.loads):
+            if codec:
+                await conn.set_type_codec("jsonb", encoder=json.dumps, decoder=codec, schema="pg_catalog")
+            for n, payload in enumerate(["text", '"quoted"', {"a": [1]}, 7, None]):
+                await queue.enqueue_async("mail", payload, connection=conn, key=f"k{n}")
+                [found] = await queue.ask_async(store.list_jobs("redrive", key=f"k{n}"), conn)
+                assert found.payload == ({} if payload is None else payload)
+            assert await conn.fetchval("SELECT '7'::jsonb") == (7 if codec else "7")
+        await conn.close()
+
+    plain = psycopg2.connect(db, cursor_factory=psycopg2.extras.RealDictCursor)
+    assert queue.enqueue("mail", {}, connection=plain, key="k").created
+    with plain.cursor() as cursor:
+        cursor.execute("SELECT '7'::jsonb AS n, now() AS t")
+        assert cursor.fetchone()["n"] == 7
+    plain.close()
+    asyncio.run(native())
+
+
+def test_what_strangers_wrote_is_read_as_near_as_python_comes(queue, db, conn):
+    for n, run_at in enumerate(("infinity", "-infinity", "294000-01-01", "4000-01-01 BC", "2030-06-01 12:00Z")):
+        conn.execute(
+            "INSERT INTO redrive.jobs (kind, payload, run_at, key) VALUES ('mail', %s, %s, %s)",
+            (json.dumps("x") if n else "9" * 5000, run_at, str(n)),
+        )
+    plain = psycopg2.connect(db)
+    found = {job.key: job for job in queue.ask(store.list_jobs("redrive"), plain)}
+    assert found["0"].payload == "9" * 5000
+    assert [found[str(n)].run_at.year for n in range(5)] == [9999, 1, 9999, 1, 2030]
+    assert {job.run_at.tzinfo is not None for job in found.values()} == {True}
+    plain.close()
+
+    async def native() -> None:
+        conn = await asyncpg.connect(**asyncpg_of(db))
+        for n in (0, 1, 4):
+            [job] = await queue.ask_async(store.list_jobs("redrive", key=str(n)), conn)
+            assert (job.run_at.year, job.run_at.tzinfo) == ({0: 9999, 1: 1, 4: 2030}[n], UTC)
+        await conn.close()
+
+    asyncio.run(native())
+
+
+def test_no_driver_is_imported_before_a_connection_of_it_is_seen(db):
+    code = """
+        import sys, psycopg, redrive
+        with psycopg.connect(sys.argv[1]) as conn:
+            redrive.Queue(sys.argv[1]).enqueue("mail", {}, connection=conn)
+        print({"psycopg2", "asyncpg", "sqlalchemy", "django"} & set(sys.modules))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), db], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
