@@ -30,6 +30,17 @@ class Bar:
         return f"at most {self.at_most:g}" if self.at_most is not None else ""
 
 
+ROADS = {
+    "psycopg": "psycopg",
+    "psycopg_async": "psycopg, async",
+    "psycopg2": "psycopg2",
+    "asyncpg": "asyncpg",
+    "session_psycopg": "Session over psycopg",
+    "session_psycopg2": "Session over psycopg2",
+    "async_session_psycopg": "AsyncSession over psycopg",
+    "async_session_asyncpg": "AsyncSession over asyncpg",
+}
+"""The connections of :mod:`benchmarks.roads`, in words."""
 BARS = (
     Bar("drain_async_vs_floor", "drain, async handlers, by the bare-SQL floor", at_least=0.8),
     Bar("drain_threads_vs_async", "drain, handlers in threads, by async", at_least=0.5),
@@ -53,6 +64,11 @@ BARS = (
     Bar("enqueue_single_per_s", "enqueue, one a call and commit", unit="jobs/s"),
     Bar("enqueue_copy_per_s", "enqueue_many (COPY)", unit="jobs/s"),
     Bar("enqueue_keyed_per_s", "enqueue_many with keys", unit="jobs/s"),
+    *(
+        Bar(f"road_{road}_{what}_us", label.format(called), unit="µs")
+        for road, called in ROADS.items()
+        for what, label in (("enqueue", "enqueue within a transaction, {}"), ("insert", "an INSERT of one's own, {}"))
+    ),
     Bar("sustained_ms_p50", "INSERT to handler under a steady load, p50", unit="ms"),
     Bar("sustained_ms_p99", "the same, p99", unit="ms"),
     Bar("sustained_backlog_most", "the same, backlog at the worst moment", unit="jobs"),

@@ -16,6 +16,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from benchmarks import floor
+from benchmarks.roads import roads
 from benchmarks.stage import Stage, claims_of
 from redrive.bench import scenarios
 from redrive.bench.application import ASYNC, THREAD
@@ -243,6 +244,7 @@ def slow(stage: Stage, sizes: Sizes) -> Figures:
 
 MEASUREMENTS: tuple[Callable[[Stage, Sizes], Figures], ...] = (
     enqueue,
+    roads,
     drain,
     latency,
     sustained,

@@ -12,6 +12,7 @@ from benchmarks import floor
 from benchmarks.__main__ import FRAME, PAGE, paged, rounded
 from benchmarks.bars import BARS, lines, page
 from benchmarks.measurements import Sizes, crowded, drain, enqueue, horizon
+from benchmarks.roads import roads
 from benchmarks.stage import LOG as LOGGING
 from benchmarks.stage import Stage, claims_of, staged
 from redrive.bench.scratch import Place
@@ -118,6 +119,9 @@ def test_a_tiny_run_gives_the_figures():
 def test_on_a_server_that_is_there_no_database_is_left(server_url):
     with Stage(url=server_url) as stage:
         assert enqueue(stage, TINY)["enqueue_copy_per_s"] > 0
+        found = roads(stage, TINY)
+        assert set(found) == {bar.key for bar in BARS if bar.key.startswith("road_")}
+        assert min(found.values()) > 0
         assert stage.log is None
         assert stage.other_cores() is None
         ours = stage.databases
