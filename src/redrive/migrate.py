@@ -5,6 +5,7 @@ A step waits for a lock only briefly and tries again, so an upgrade never makes 
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ import psycopg
 from psycopg.sql import Composed, Literal
 
 from redrive.connections import conninfo
+from redrive.drivers import Borrowed
 from redrive.errors import MigrationFailed, NotMigrated
 from redrive.sql import Migration, compose, lock_key, migrations, query, text_of
-from redrive.statements import named, run
+from redrive.statements import named, run, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +40,8 @@ _OURS = {
     "schedules",
     "schedule_slots",
     "kinds",
+    "batches",
+    "breakers",
     "lane_rates",
     "audit",
     "requeues",
@@ -51,6 +55,7 @@ _OURS = {
     "queue_depth",
     "workers_alive",
 }
+_MONTH = re.compile(r"jobs_archive_\d{6}")
 
 
 def latest() -> int:
@@ -81,6 +86,35 @@ def pending(dsn: str, schema: str = "redrive") -> list[int]:
         return [step.version for step in migrations() if step.version not in applied]
 
 
+def migrate_within(connection: Borrowed, schema: str = "redrive") -> list[int]:
+    """Apply the missing steps within the transaction of *connection*, and list their versions.
+
+    For a migration tool that has begun one: Alembic's ``op.get_bind()``. It waits for locks as that transaction does,
+    and what it has applied is there when the caller commits.
+
+    Raises:
+        MigrationFailed: where the database can't take them.
+    """
+    state = _state(connection, schema)
+    _refuse_what_cannot_work(state, schema)
+    if not state.has_schema:
+        say(connection, query("create_schema", schema))
+    if not state.has_migrations:
+        say(connection, query("create_migrations", schema))
+    say(connection, _locked(schema))
+    applied = _applied(connection, schema)
+    missing = [step for step in migrations() if step.version not in applied]
+    for step in missing:
+        say(connection, compose(step.text, schema))
+        say(connection, _record(schema, step))
+    return [step.version for step in missing]
+
+
+def is_ours(table: str) -> bool:
+    """Whether an installation has a table of that name."""
+    return table in _OURS or table == "migrations" or _MONTH.fullmatch(table) is not None
+
+
 def script(schema: str, versions: list[int]) -> str:
     """Write what :func:`migrate` would run for *versions* as one text for a DBA's hands."""
     parts = []
@@ -96,7 +130,7 @@ def script(schema: str, versions: list[int]) -> str:
     return ";\n\n".join(parts) + ";\n" if parts else ""
 
 
-def installed(conn: psycopg.Connection[Any], schema: str) -> int:
+def installed(conn: Borrowed, schema: str) -> int:
     """Give the schema's version as *conn* sees it, 0 where redrive isn't installed."""
     return max(_applied(conn, schema), default=0)
 
@@ -171,8 +205,12 @@ def _apply(conn: psycopg.Connection[Any], schema: str, step: Migration) -> bool:
 
 
 def _lock(conn: psycopg.Connection[Any], schema: str) -> None:
+    conn.execute(_locked(schema))
+
+
+def _locked(schema: str) -> Composed:
     key = Literal(lock_key(f"{schema} migrations"))
-    conn.execute(compose(text_of("migration_lock"), schema, migration_lock=key))
+    return compose(text_of("migration_lock"), schema, migration_lock=key)
 
 
 def _record(schema: str, step: Migration) -> Composed:
@@ -195,11 +233,11 @@ def _patiently(step: Callable[[], bool], on_wait: Callable[[str], None] | None) 
     raise AssertionError
 
 
-def _state(conn: psycopg.Connection[Any], schema: str) -> Any:
+def _state(conn: Borrowed, schema: str) -> Any:
     return run(conn, named("schema_state", schema))[0]
 
 
-def _applied(conn: psycopg.Connection[Any], schema: str) -> set[int]:
+def _applied(conn: Borrowed, schema: str) -> set[int]:
     if not _state(conn, schema).has_migrations:
         return set()
     return {row.version for row in run(conn, named("applied_migrations", schema))}

@@ -128,6 +128,15 @@ async def arun(conn: AsyncBorrowed, statement: Statement[T]) -> list[T]:
             return await cursor.fetchall() if _answers(cursor) else []
 
 
+def say(conn: Borrowed, script: Composed) -> None:
+    """Run one or several statements that take no parameters and have no answer."""
+    if isinstance(conn, Connection):
+        conn.execute(script)
+    else:
+        drivers.demand(conn, "redrive", "a sync connection", is_async=False)
+        drivers.of(conn).script(conn, script.as_string(None))
+
+
 def copy_in(conn: Borrowed, copy: Copy) -> bool:
     """Copy rows in over a connection that isn't psycopg's; False where that has no COPY."""
     driver = drivers.of(conn)

@@ -77,6 +77,9 @@ class Driver(Protocol):
     def say(self, connection: Any, sql: str, params: Mapping[str, Any] | None, *, typed: bool) -> Answer:
         """Run *sql*, with its parameters as ``%(name)s``; *typed* where the answer may hold JSON, to be read."""
 
+    def script(self, connection: Any, sql: str) -> None:
+        """Run one or several statements that take no parameters and have no answer."""
+
     def copy(self, connection: Any, copy: Copy) -> bool:
         """Run a COPY; False where this kind of connection has none."""
 

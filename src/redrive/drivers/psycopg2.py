@@ -34,6 +34,11 @@ class Psycopg2:
                 return Answer((), ())
             return Answer([column.name for column in plain.description], plain.fetchall())
 
+    def script(self, connection: Any, sql: str) -> None:
+        """Run one or several statements."""
+        with connection.cursor(cursor_factory=cursor) as plain:
+            plain.execute(sql)
+
     def copy(self, connection: Any, copy: Copy) -> bool:
         """Copy text in."""
         with connection.cursor(cursor_factory=cursor) as plain:

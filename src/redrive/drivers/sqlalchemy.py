@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, CursorResult
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.util import await_only
 
 from redrive.drivers import Answer, Copy
 from redrive.drivers.placeholders import numbered
 from redrive.drivers.strangers import JSON, with_json
+from redrive.sql import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +37,15 @@ class Alchemy:
         own = connection if isinstance(connection, Connection) else _bound(connection)
         text, values = _spelt(own.dialect, sql, params)
         return _answer(own.exec_driver_sql(text, values), typed=typed)
+
+    def script(self, connection: Any, sql: str) -> None:
+        """Run one or several statements."""
+        own = connection if isinstance(connection, Connection) else _bound(connection)
+        if own.dialect.driver == "asyncpg":  # beneath run_sync; prepared, as SQLAlchemy says all there, it is one only
+            own.exec_driver_sql(text_of("transaction_began"))  # to begin the transaction, if need be
+            await_only(own.connection.driver_connection.execute(sql))  # type: ignore[union-attr] # it is open
+        else:
+            own.exec_driver_sql(sql, execution_options={"no_parameters": True})
 
     def copy(self, _connection: Any, _copy: Copy) -> bool:
         """Decline: SQLAlchemy has no COPY."""
