@@ -31,6 +31,8 @@ LOOK_AFTER = 0.5
 RENEW_AFTER = 120.0
 RENEW_EVERY = 30.0
 BLOCKED_AFTER = 2.0
+STUCK_AFTER = 30.0
+"""Seconds after which a round of this has no end any more: longer than any timeout of a connection."""
 QUICK = 0.1
 """Seconds within which a beat is answered whose word for the time is taken."""
 
@@ -186,6 +188,11 @@ class Heartbeat(Service):
         """Whether the last beat is young enough for this worker to take on more."""
         unbroken = bool(self.beats) and not self._broken
         return unbroken and time.monotonic() - self._answered_at < self._settings.lease * 2 / 3
+
+    @property
+    def turning(self) -> bool:
+        """Whether this goes on, answered or not: a database that is away is no fault of the worker's."""
+        return time.monotonic() - self.rounded < STUCK_AFTER
 
     @property
     def loop_blocked(self) -> bool:

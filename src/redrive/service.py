@@ -68,6 +68,8 @@ class Service:
         self.database = database
         self.turned = time.monotonic()
         """When the last tick ended well, monotonic seconds."""
+        self.rounded = self.turned
+        """When the last tick ended, well or not."""
         self.due_by = FOR_EVER
         """The pause that the last tick asked for: a loop is stuck when it is much later than that."""
         self.trouble = ""
@@ -89,6 +91,7 @@ class Service:
         while not stopping.is_set():
             self._wake.clear()
             pause = await self._round(self.tick)
+            self.rounded = time.monotonic()
             if pause > 0 and not stopping.is_set():
                 await self._sleep(pause)
 

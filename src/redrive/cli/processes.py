@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from redrive.cli.exits import NOT_MIGRATED, OK, UNREACHABLE, USAGE
+from redrive.notify import Manager
 from redrive.worker import stop_signals
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Processes:
         self._kill_at = math.inf
         self._heard: queue.SimpleQueue[int] = queue.SimpleQueue()  # safe to put into from a signal's handler
         self._worst = OK
+        self._manager = Manager()
 
     def run(self) -> int:
         """Run until all have ended, and none is to be replaced; gives the worst exit code."""
@@ -73,21 +75,25 @@ class Processes:
             signal.signal(number, lambda number, _frame: self._heard.put(number))
         for member in self._members:
             self._start(member)
+        self._manager.say("READY=1")
         while any(member.process or member.due < math.inf for member in self._members):
             if self._wait() in stops:
                 self._stop()
             self._look()
+            self._manager.alive(f"{sum(member.process is not None for member in self._members)} worker processes")
         return self._worst
 
     def _wait(self) -> int:
         until = min(self._kill_at, *(member.due for member in self._members))
         try:
-            return self._heard.get(timeout=min(LOOK_EVERY, max(0.0, until - time.monotonic())))
+            every = min(LOOK_EVERY, self._manager.every)
+            return self._heard.get(timeout=min(every, max(0.0, until - time.monotonic())))
         except queue.Empty:
             return 0
 
     def _stop(self) -> None:
         self._asked += 1
+        self._manager.say("STOPPING=1")
         self._kill_at = time.monotonic() + PATIENCE + (self._grace if self._asked == 1 else 0.0)
         _log.info("the worker processes are told to stop%s", "" if self._asked == 1 else " at once")
         for member in self._members:
@@ -113,8 +119,11 @@ class Processes:
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing
         command = [sys.executable, *flags, "-c", START, f"{theirs}:{member.number}", *sys.argv[1:]]
         member.started, member.due = time.monotonic(), math.inf
+        env = {
+            name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"
+        }  # this process speaks there
         try:  # in a group of its own: Ctrl-C is this process' to pass on, once
-            member.process = subprocess.Popen(command, pass_fds=(theirs,), process_group=0)  # noqa: S603 - ourselves
+            member.process = subprocess.Popen(command, pass_fds=(theirs,), process_group=0, env=env)  # noqa: S603 - ourselves
         except OSError as error:  # the machine has no room for a process now
             os.close(member.tether)
             self._replace(member, f"worker process {member.number} can't be started ({error})")

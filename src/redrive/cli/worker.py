@@ -19,6 +19,7 @@ from redrive.cli.target import load_queue
 
 if TYPE_CHECKING:
     from redrive.queue import Queue
+    from redrive.worker import Worker
 
 LINGER = 3.0
 """Seconds that a worker which has ended well gets to leave: a thread of the application's may never return."""
@@ -127,7 +128,7 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
     with asyncio.Runner() as runner:
         try:
             with told(worker.settings.schema):
-                runner.run(worker.run(once=once))
+                runner.run(_attended(worker, once=once))
         except Trouble as trouble:
             trouble.show()
             code = trouble.exit_code
@@ -137,6 +138,35 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
         leave.daemon = True
         leave.start()
     return code
+
+
+async def _attended(worker: Worker, *, once: bool) -> None:
+    from redrive.notify import Manager, attended
+
+    async with attended(Seen(worker), Manager()):
+        await worker.run(once=once)
+
+
+class Seen:
+    """A worker as its service manager sees it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.name, self._worker = worker.name, worker
+
+    def state(self) -> str:
+        """Say in a line what it is at."""
+        database = self._worker.database
+        if database.away_since:
+            return f"waits for the database: {database.error}"
+        if not hasattr(self._worker, "slots"):
+            return "starts"
+        taken = f"{self._worker.slots.in_flight} of {self._worker.settings.concurrency} slots taken"
+        return "; ".join(filter(None, (taken, self._worker.complaints())))
+
+    def turns(self) -> bool:
+        """Whether its sign of life goes on."""
+        turning: bool = self._worker.heartbeat.turning
+        return turning
 
 
 def _leave_now(code: int) -> None:
