@@ -96,7 +96,7 @@ def migrate_within(connection: Borrowed, schema: str = "redrive") -> list[int]:
         MigrationFailed: where the database can't take them.
     """
     state = _state(connection, schema)
-    _refuse_what_cannot_work(state, schema)
+    demand_possible(state, schema)
     if not state.has_schema:
         say(connection, query("create_schema", schema))
     if not state.has_migrations:

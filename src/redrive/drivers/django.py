@@ -32,6 +32,12 @@ class Django:
                 rows = with_json(rows, [place for place, each in enumerate(cursor.description) if each[1] in JSON])
             return Answer([column[0] for column in cursor.description], rows)
 
+    def script(self, connection: Any, sql: str) -> None:
+        """Run one or several statements."""
+        _demand_postgres(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+
     def copy(self, _connection: Any, _copy: Copy) -> bool:
         """Decline: Django has no COPY."""
         return False
