@@ -215,6 +215,8 @@ def test_what_a_worker_holds_is_what_it_claimed_and_has_not_ended():
     report.ended = array("d", [0.5, 2, 2, 2, 2])
     assert held_beyond(report, slots=1) == 3
     assert held_beyond(report, slots=5) == 0
+    report.given_back = array("d", [0.75])
+    assert held_beyond(report, slots=1) == 2
 
 
 def test_the_default_load_is_small_enough_for_anybodys_database():

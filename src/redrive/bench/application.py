@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from redrive.bench.tally import NANOSECONDS, Report, Tally, peak_mb
 from redrive.connections import Control
 from redrive.events import WorkerStarted, WorkerStopped, WorkerStopping, subscribe
+from redrive.outcome import HandedBack
 from redrive.queue import Queue
 from redrive.sql import spoken
 
@@ -65,6 +66,8 @@ def watch(directory: Path) -> None:
         claim = statement.sql is spoken("claim_jobs", self.schema)
         if claim:
             report.claimed(began, time.monotonic() - began, len(rows))
+        elif statement.sql is spoken("finish_jobs", self.schema) and statement.params:
+            report.given_back.extend([time.monotonic()] * statement.params["outcomes"].count(HandedBack.name))
         tally.add(statements=1, claims=claim)
         return rows
 

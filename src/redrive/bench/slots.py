@@ -23,13 +23,13 @@ def idle_while_due(begun: Sequence[float], ended: Sequence[float], *, slots: int
 
 
 def held_beyond(report: Report, slots: int) -> int:
-    """Give the most jobs that a worker held at one time beyond its slots: claimed, and not ended."""
+    """Give the most jobs that a worker held at one time beyond its slots: claimed, and not ended nor given back."""
     came = [
         (at + took, int(rows))
         for at, took, rows in zip(report.claim_at, report.claim_took, report.claim_rows, strict=True)
     ]
     held = most = 0
-    for _, change in sorted(came + [(at, -1) for at in report.ended]):
+    for _, change in sorted(came + [(at, -1) for at in (*report.ended, *report.given_back)]):
         held += change
         most = max(most, held)
     return max(0, most - slots)

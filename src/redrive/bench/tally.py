@@ -69,6 +69,8 @@ class Report:
     begun: array[float] = field(default_factory=lambda: array("d"))
     ended: array[float] = field(default_factory=lambda: array("d"))
     """When each handler of a job with a pause began and ended, in monotonic seconds."""
+    given_back: array[float] = field(default_factory=lambda: array("d"))
+    """When each job that had found no slot was given back."""
 
     def claimed(self, at: float, took: float, rows: int) -> None:
         """Note a claim."""
