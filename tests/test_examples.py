@@ -14,12 +14,16 @@ from typing import Any
 import psycopg
 import pytest
 
+from postbox import Mailbox
+from receiver import Receiver
 from redrive.demo.journal import Journal
 from redrive.demo.outside import Endpoint, MailServer
+from redrive.senders.signature import new_secret, verify
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 RUN_HERE = {
     "quickstart.py",
+    "senders.py",
     *(f"saas/{name}.py" for name in ("__init__", "invoices", "jobs", "mail", "shop", "webhooks")),
 }
 
@@ -47,6 +51,22 @@ def test_every_example_is_run_by_a_test() -> None:
 def test_the_quickstart_greets(db: str) -> None:
     done = run("quickstart.py", dsn=db)
     assert (done.stdout, done.returncode) == ("hello world\n", 0), done.stderr
+
+
+def test_the_senders_send_a_mail_with_its_invoice_and_a_signed_webhook(db: str, tmp_path: Path) -> None:
+    (tmp_path / "invoice-7.txt").write_text("one paper plane")
+    secret = new_secret()
+    with Mailbox() as box, Receiver() as receiver:
+        env = {"SMTP_URL": f"smtp+plain://127.0.0.1:{box.port}", "INVOICES": str(tmp_path)}
+        env |= {"WEBHOOK_URL": receiver.url, "WEBHOOK_SECRET": secret, "WEBHOOK_ALLOW": "127.0.0.0/8"}
+        done = run("senders.py", "ada@x.example", dsn=db, **env)
+    assert done.returncode == 0, done.stderr
+    [(recipients, mail)] = box.received
+    [request] = receiver.requests
+    assert (recipients, mail["Subject"]) == (["ada@x.example"], "Your order 7")
+    assert [part.get_content().strip() for part in mail.iter_attachments()] == ["one paper plane"]
+    verify(request.body, dict(request.headers), secret)
+    assert request.json["data"] == {"order": 7}
 
 
 @pytest.fixture

@@ -12,10 +12,8 @@ refused, and so is a redirect. Secrets never stand in a payload: they are given 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
-import re
 import ssl
 import threading
 import time
@@ -35,6 +33,7 @@ from redrive.handlers import Handler
 from redrive.job import ClaimedJob
 from redrive.masking import mask_text
 from redrive.senders.addresses import Reach
+from redrive.senders.identity import identity
 from redrive.senders.request import Answer, BadRequest, Deadline, Destination, Limits, Lines, destination, header, post
 from redrive.senders.signature import Secret, keys, sign
 from redrive.text import clip, storable
@@ -71,7 +70,6 @@ THREADS = 32
 NOTE = 480
 """Characters of a note: a traceback shows no more of one."""
 
-_SAFE_ID = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _FOLLOWED = (HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT)
 _PLAIN = {"content-type": "application/json", "user-agent": "redrive"}
@@ -252,7 +250,7 @@ class Webhook:
 
     def _signed(self, delivery: Delivery, job: ClaimedJob, body: bytes) -> dict[str, str]:
         given = keys(self._secret(delivery)) if callable(self._secret) else self._secret
-        return _PLAIN | sign(given, webhook_id(job), int(time.time()), body)
+        return _PLAIN | sign(given, identity(job), int(time.time()), body)
 
     def _posted(
         self, to: Destination, body: bytes, headers: dict[str, str], deadline: Deadline, lines: Lines | None
@@ -332,12 +330,6 @@ class Webhook:
 def meaning_of(status: int) -> Meaning:
     """Say what a status means by :data:`MEANINGS`."""
     return next((meaning for statuses, meaning, _ in MEANINGS if status in statuses), "retryable")
-
-
-def webhook_id(job: ClaimedJob) -> str:
-    """Give the job's idempotency key, or a hash of it where it would not do as a header."""
-    key = job.idempotency_key
-    return key if _SAFE_ID.fullmatch(key) else f"msg_{hashlib.sha256(key.encode()).hexdigest()[:40]}"
 
 
 def _meaning(status: int, said: Any) -> Meaning:
