@@ -53,7 +53,8 @@ def test_postgres_understands_every_statement(conn):
             text = text.replace(parameter, f"${number}")
         conn.execute(f"PREPARE {name} AS " + text.replace("%%", "%"))
         prepared.append(name)
-    assert len(prepared) > 0.7 * len(STATEMENTS)
+    whole = [name for name in STATEMENTS if not name.startswith("adopt_")]  # those are parts, for a stranger's table
+    assert len(prepared) > 0.7 * len(whole)
 
 
 def test_no_statement_compares_the_state_with_a_parameter_where_an_index_is_meant():

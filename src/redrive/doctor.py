@@ -55,6 +55,7 @@ WORKER_RIGHTS = {
     "alerts": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "alert_messages": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "alert_state": ("SELECT", "UPDATE"),
+    "adoptions": ("SELECT",),
     "migrations": ("SELECT",),
     "jobs_archive": ("SELECT", "INSERT"),
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 OLDEST_SERVER = 12
-OLDEST_SCHEMA = 9
+OLDEST_SCHEMA = 10
 """That this code can work on: the first that was released, and one step behind the latest from then on."""
 DEFAULT_SCHEMA = "redrive"
 LOCK_TIMEOUT = "2s"
@@ -50,6 +50,8 @@ _OURS = {
     "alerts",
     "alert_state",
     "alert_messages",
+    "adoptions",
+    "adopted_rows",
     "throughput",
     "dead_letters",
     "queue_depth",

@@ -43,6 +43,7 @@ from redrive.service import FOR_EVER, Database, Service, Turning
 from redrive.slots import Slots
 from redrive.statements import named
 from redrive.strays import Strays
+from redrive.sweeper import Sweeper
 from redrive.threads import Threads
 from redrive.watch import Watch
 from redrive.writer import Writer, complete
@@ -132,8 +133,7 @@ class Worker:
         settings = self.settings
         self._claim = self._control("claim")
         self._write = self._control("outcome")
-        for control in (self._claim, self._write):  # a heartbeat writes and a listener pings: they find out themselves
-            control.outages = lambda: self.database.outages
+        self._claim.outages = self._write.outages = lambda: self.database.outages  # heartbeat and listener find out
         self._beat = self._control("heartbeat")
         self._listen = Control(settings.listen_dsn or settings.database_url, settings.schema, f"listen {self.name}")
         self._hooks = Threads(1, "redrive-hooks")
@@ -201,11 +201,11 @@ class Worker:
         )
         self.requeuer = Requeuer(self.database, self._write)
         self.requeuer.on_moved = self.producer.woken
+        self.sweeper = Sweeper(self.database, self._write, self.producer.woken)
         self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
         self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
-        self.listener.on_word["kinds"] = self.producer.reconsider
-        self.listener.on_word["requeues"] = self.requeuer.wake
-        self.listener.on_word["schedules"] = lambda: self._pulse.wake(self.scheduler)
+        words = {"kinds": self.producer.reconsider, "requeues": self.requeuer.wake, "adoptions": self.sweeper.wake}
+        self.listener.on_word = {**words, "schedules": lambda: self._pulse.wake(self.scheduler)}
         self.watch = Watch(self.database, self.slots, self.writer, self._give_up_on_database)
 
     def _control(self, role: str) -> Control:
@@ -240,7 +240,7 @@ class Worker:
 
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
-        first = (self.producer, self.pruner, self.requeuer, self.alerter, self.recorder)
+        first = (self.producer, self.pruner, self.requeuer, self.sweeper, self.alerter, self.recorder)
         await asyncio.gather(*(turning[part].end() for part in first))
         self.writer.hand_back(self.slots.take_unstarted())
         self.slots.tell_all()
@@ -366,7 +366,8 @@ class Worker:
 
     def _in_loop(self) -> Iterable[Service]:
         workers_own = (self.producer, self.writer, self.guard, self.batcher, self.listener)
-        return (*workers_own, self.pruner, self.requeuer, self.alerter, self.recorder, self.scrape)
+        others = (self.pruner, self.requeuer, self.sweeper, self.alerter, self.recorder, self.scrape)
+        return (*workers_own, *others)
 
     def _give_up_on_database(self) -> None:
         if self._away_too_long():

@@ -85,6 +85,8 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
         "alerts": within("alerts"),
         "alert_state": within("alert_state"),
         "alert_messages": within("alert_messages"),
+        "adoptions": within("adoptions"),
+        "adopted_rows": within("adopted_rows"),
         "migrations": within("migrations"),
         "clock": within("clock"),
         "wake": within("wake"),

@@ -3106,3 +3106,731 @@ floor(extract(epoch FROM {time}) * 1000)::bigint
 
 -- name: adopt_spell_iso
 to_char({time} AT TIME ZONE {zone}, 'YYYY-MM-DD"T"HH24:MI:SS.MS') || {offset}
+
+
+------------------------------------------------------------------------------------- adoptions: the bridge to a table
+-- What stands between a stranger's table and the jobs is made when it is connected: five functions and three triggers of
+-- its own, with the map's terms written into them, so that no row pays for reading a map. All of them run with the rights
+-- of who connected it (SECURITY DEFINER), so neither the application needs rights on our tables nor a worker on theirs.
+-- Their search_path has the table's own schema behind pg_catalog, because the table's own triggers run below them.
+--
+--   in     adopt_inserted, adopt_updated   the table's row waits: a job, in the same transaction
+--   begin  adopt_job                       a job is claimed: its row is written as claimed, in the same transaction
+--   out    adopt_job                       a job ends, or waits again: so does its row, in the same transaction
+--   later  adopt_round                     what the others could not do, and the sweep; said by the workers
+--
+-- Begin and out are one trigger on the jobs, BEFORE UPDATE OF status. So it is all the same who claims and who writes an
+-- outcome: a worker in whatever mode, a reaper, an operator, a hand-written loop; and the engine knows nothing of it. A
+-- claimed job whose row is gone never reaches the worker: the trigger ends it and lets the claim pass it over.
+--
+-- Nothing here waits for a row: one that somebody has locked is passed over, its job comes again in a moment, and what was
+-- to be written is owed. An error at one row is caught there and is no other job's trouble.
+
+-- name: adopt_take
+-- Make jobs of the rows with these keys, of those that wait and have none. Where the old worker goes on beside us, they are
+-- written as claimed at once: what it has not seen it can't send, and what it has read before it will find changed.
+CREATE FUNCTION {take}(_keys text[], _again boolean, _gap interval) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, {home}, pg_temp SET lock_timeout = '1s' AS $redrive$
+#variable_conflict use_column
+DECLARE
+    _made int;
+BEGIN
+    IF _again THEN
+        DELETE FROM {adopted_rows} WHERE ctid = ANY(ARRAY(
+            SELECT e.ctid FROM {adopted_rows} e
+            WHERE e.adoption = {adoption} AND e.row_key = ANY(_keys) AND e.state IN ('held', 'new', 'ended')
+            ORDER BY e.row_key FOR UPDATE SKIP LOCKED
+        ));
+    END IF;
+    WITH found AS MATERIALIZED (
+        SELECT {key}::text AS its_key, nextval({job_ids}) AS job, {kind} AS kind, {due} AS due_time,
+               {priority} AS job_priority, {most} AS most, {tries} AS tries
+        FROM {table} AS its_row
+        WHERE {key} = ANY(_keys::{key_type}[]) AND {runnable}
+          AND NOT EXISTS (SELECT FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key = its_row.{key}::text)
+        ORDER BY its_row.{key}
+        {row_lock}
+    ), entered AS (
+        INSERT INTO {adopted_rows} (adoption, row_key, job, state)
+        SELECT {adoption}, its_key, job, 'waiting' FROM found
+        ON CONFLICT (adoption, row_key) DO NOTHING
+        RETURNING row_key, job
+    ), {blinded} created AS (
+        INSERT INTO {jobs} (id, kind, payload, run_at, priority, max_attempts, attempts, metadata)
+        SELECT f.job, left(coalesce(nullif(f.kind, ''), '(none)'), 250), jsonb_build_object({key_name}::text, f.its_key),
+               greatest(f.due_time, CASE WHEN _gap > '0' THEN {clock}() END) + _gap * (row_number() OVER (ORDER BY f.job) - 1),
+               f.job_priority, greatest(f.most, 1), least(greatest(f.tries, 0), greatest(f.most, 1) - 1),
+               jsonb_build_object('adopted', jsonb_build_object('adoption', {adoption}, 'table', {table_name}::text, 'row', f.its_key))
+        FROM found f JOIN entered n ON n.job = f.job
+        RETURNING id
+    )
+    SELECT count(*) INTO _made FROM created;
+    RETURN _made;
+END $redrive$
+
+-- name: adopt_blinded
+blinded AS (
+    UPDATE {table} AS r SET {sets} FROM entered n WHERE r.{key} = n.row_key::{key_type}
+),
+
+-- name: adopt_lock
+FOR NO KEY UPDATE SKIP LOCKED
+
+-- name: adopt_note
+-- Rows that could not be made jobs now, or are not to be: the workers will.
+CREATE FUNCTION {note}(_keys text[], _why text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $redrive$
+BEGIN
+    INSERT INTO {adopted_rows} AS e (adoption, row_key, state, due_at, note)
+    SELECT {adoption}, k, 'new', {clock}(), _why FROM unnest(_keys) AS k ORDER BY k
+    ON CONFLICT (adoption, row_key) DO UPDATE SET state = 'new', due_at = EXCLUDED.due_at, note = EXCLUDED.note, job = NULL
+        WHERE e.state IN ('held', 'ended');
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'redrive could not note rows of %: % (%)', {table_name}::text, SQLERRM, SQLSTATE;
+END $redrive$
+
+-- name: adopt_inserted
+-- Once a statement, for all its rows. The application's INSERT never fails for us: what goes wrong is noted instead.
+CREATE FUNCTION {inserted}() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, {home}, pg_temp AS $redrive$
+#variable_conflict use_column
+DECLARE
+    _keys text[];
+BEGIN
+    _keys := ARRAY(SELECT {key}::text FROM fresh WHERE {runnable} AND {young});
+    IF _keys <> '{{}}' THEN
+        IF EXISTS (SELECT FROM {adoptions} a WHERE a.id = {adoption} AND a.paused_at IS NOT NULL) THEN
+            PERFORM {note}(_keys, 'paused');
+        ELSE
+            PERFORM {take}(_keys, false, '0');
+        END IF;
+    END IF;
+    RETURN NULL;
+EXCEPTION WHEN OTHERS THEN
+    PERFORM {note}(_keys, SQLSTATE || ': ' || SQLERRM);
+    RETURN NULL;
+END $redrive$
+
+-- name: adopt_updated
+-- Once a row, and only where its trigger's WHEN says so: it waits and did not before, it is due at another time, or it has
+-- another key.
+CREATE FUNCTION {updated}() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, {home}, pg_temp SET lock_timeout = '1s' AS $redrive$
+#variable_conflict use_column
+DECLARE
+    _waits boolean;
+    _waited boolean;
+    _due timestamptz;
+    _job bigint;
+BEGIN
+    IF NEW.{key} IS DISTINCT FROM OLD.{key} THEN
+        UPDATE {adopted_rows} SET row_key = NEW.{key}::text WHERE adoption = {adoption} AND row_key = OLD.{key}::text
+        RETURNING job INTO _job;
+        UPDATE {jobs} SET metadata = jsonb_set(metadata, '{{adopted,row}}', to_jsonb(NEW.{key}::text))
+        WHERE id = _job AND metadata @> {mark}::jsonb;
+    END IF;
+    SELECT ({runnable}) IS TRUE, {due} INTO _waits, _due FROM (SELECT NEW.*) AS r;
+    SELECT ({runnable}) IS TRUE INTO _waited FROM (SELECT OLD.*) AS r;
+    IF _waits AND (NOT _waited OR NEW.{key} IS DISTINCT FROM OLD.{key}) THEN
+        IF EXISTS (SELECT FROM {adoptions} a WHERE a.id = {adoption} AND a.paused_at IS NOT NULL) THEN
+            PERFORM {note}(ARRAY[NEW.{key}::text], 'paused');
+        ELSE
+            PERFORM {take}(ARRAY[NEW.{key}::text], true, '0');
+        END IF;
+    ELSIF _waits THEN
+        UPDATE {jobs} j SET run_at = _due, updated_at = {clock}()
+        FROM {adopted_rows} e
+        WHERE e.adoption = {adoption} AND e.row_key = NEW.{key}::text AND e.state = 'waiting'
+          AND j.id = e.job AND j.status || '' = 'pending' AND j.run_at IS DISTINCT FROM _due;
+    END IF;
+    RETURN NULL;
+EXCEPTION WHEN OTHERS THEN
+    IF _waits AND NOT _waited THEN
+        PERFORM {note}(ARRAY[NEW.{key}::text], SQLSTATE || ': ' || SQLERRM);
+    END IF;
+    RETURN NULL;
+END $redrive$
+
+-- name: adopt_write
+-- Write to a row what became of its job; it is only written to while it is as we know it. Gives what came of that: written,
+-- locked, gone, changed, refused, or later (it is not due after all); whether the row still waits by its own words; and
+-- the payload.
+CREATE FUNCTION {write}(_key text, _moment text, _tries int, _run_at timestamptz, _error text, _accept text[],
+                        OUT _result text, OUT _waits boolean, OUT _payload jsonb, OUT _note text, OUT _due timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, {home}, pg_temp SET lock_timeout = '100ms' AS $redrive$
+#variable_conflict use_column
+DECLARE
+    _marks text[];
+BEGIN
+    LOCK TABLE {table} IN ROW EXCLUSIVE MODE NOWAIT;
+    SELECT ARRAY[CASE WHEN {waits} THEN 'waiting' END, CASE WHEN {is_claimed} THEN 'claimed' END,
+                 CASE WHEN {is_dead} THEN 'dead' END, 'any'],
+           ({runnable}) IS TRUE, {due}, CASE WHEN _moment = 'claimed' THEN {payload} END
+    INTO _marks, _waits, _due, _payload
+    FROM {table} AS its_row WHERE {key} = _key::{key_type} FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        PERFORM FROM {table} WHERE {key} = _key::{key_type};
+        _result := CASE WHEN FOUND THEN 'locked' ELSE 'gone' END;
+        RETURN;
+    END IF;
+    IF NOT _marks && _accept THEN
+        _result := 'changed';
+        RETURN;
+    END IF;
+    IF 'due' = ANY(_accept) AND _due > {clock}() + interval '1 s' THEN
+        _result := 'later';
+        RETURN;
+    END IF;
+    PERFORM set_config('redrive.row', {adoption} || ':' || _key, true);
+    CASE _moment
+        WHEN 'claimed' THEN {claimed}
+        WHEN 'waiting' THEN {waiting}
+        WHEN 'returned' THEN {returned}
+        WHEN 'succeeded' THEN {succeeded}
+        WHEN 'dead' THEN {dead}
+    END CASE;
+    PERFORM set_config('redrive.row', '', true);
+    _result := 'written';
+EXCEPTION
+    WHEN lock_not_available THEN
+        _result := 'locked';
+    WHEN OTHERS THEN
+        _result := 'refused';
+        _note := SQLSTATE || ': ' || left(SQLERRM, 500);
+END $redrive$
+
+-- name: adopt_write_update
+UPDATE {table} AS r SET {sets} WHERE r.{key} = _key::{key_type};
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'a trigger of the table keeps the row as it is' USING ERRCODE = 'P0001';
+            END IF;
+            SELECT ({runnable}) IS TRUE, CASE WHEN _moment = 'claimed' THEN {payload} END INTO _waits, _payload FROM {table} AS its_row
+            WHERE {key} = _key::{key_type};
+
+-- name: adopt_write_delete
+DELETE FROM {table} AS r WHERE r.{key} = _key::{key_type};
+            _waits := false;
+
+-- name: adopt_write_nothing
+NULL;
+
+-- name: adopt_set
+{column} = {value}
+
+-- name: adopt_value_error
+left(_error, {width})
+
+-- name: adopt_value_whole_error
+_error
+
+-- name: adopt_value_tries
+_tries
+
+-- name: adopt_value_run_at
+_run_at
+
+-- name: adopt_value_null
+NULL
+
+-- name: adopt_value_clock
+{clock}()
+
+-- name: adopt_value_later
+{clock}() + make_interval(secs => {seconds})
+
+-- name: adopt_is
+{column} = {value}
+
+-- name: adopt_never
+false
+
+-- name: adopt_payload_row
+to_jsonb(its_row)
+
+-- name: adopt_payload_columns
+jsonb_build_object({pairs})
+
+-- name: adopt_payload_json
+{column}::jsonb
+
+-- name: adopt_payload_bytes
+convert_from({column}, 'UTF8')::jsonb
+
+-- name: adopt_due
+coalesce({time}, {clock}())
+
+-- name: adopt_priority_low
+coalesce(least(9, greatest(0, 5 + ({column}::numeric - {normal}))), 5)::smallint
+
+-- name: adopt_priority_high
+coalesce(least(9, greatest(0, 5 - ({column}::numeric - {normal}))), 5)::smallint
+
+-- name: adopt_priority_words
+coalesce(({words}::jsonb ->> {column}::text)::smallint, 5::smallint)
+
+-- name: adopt_priority_none
+5::smallint
+
+-- name: adopt_text
+{column}::text
+
+-- name: adopt_tries
+coalesce({column}, 0)
+
+-- name: adopt_young
+({created} < {cutover}::timestamptz) IS NOT TRUE
+
+-- name: adopt_since
+{created} >= {cutover}::timestamptz
+
+-- name: adopt_job
+-- Begin and out. Of a job that is not its row's (a copy that somebody replays, or one that was forged) the row knows nothing.
+CREATE FUNCTION {of_job}() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, {home}, pg_temp SET lock_timeout = '100ms' AS $redrive$
+#variable_conflict use_column
+DECLARE
+    _key text := NEW.metadata #>> '{{adopted,row}}';
+    _ends boolean := coalesce((SELECT a.ending_at IS NOT NULL FROM {adoptions} a WHERE a.id = {adoption}), true);
+    _entry {adopted_rows}%ROWTYPE;
+    _there boolean;
+    _moment text;
+    _accept text[];
+    _w record;
+    _why text;
+BEGIN
+    SELECT * INTO _entry FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key = _key FOR UPDATE;
+    _there := FOUND;
+
+    IF NEW.status = 'running' THEN
+        IF NOT _there OR _entry.job IS DISTINCT FROM NEW.id THEN
+            RETURN NEW;
+        END IF;
+        _accept := CASE WHEN {beside} OR _entry.state = 'claimed' THEN '{{waiting,claimed}}'
+                        WHEN _entry.owed IS NOT NULL THEN '{{waiting,claimed,dead}}' ELSE '{{waiting}}' END;
+        IF NEW.claims <= 1 THEN -- later on the row has our own time
+            _accept := _accept || '{{due}}';
+        END IF;
+        _w := {write}(_key, 'claimed', NEW.attempts, NEW.run_at, NULL, _accept);
+        IF _w._result = 'written' AND _w._payload IS NOT NULL THEN
+            UPDATE {adopted_rows} e SET state = 'claimed', owed = NULL, due_at = NULL, tries = 0, note = NULL
+            WHERE e.adoption = {adoption} AND e.row_key = _key;
+            NEW.payload := _w._payload;
+            RETURN NEW;
+        ELSIF _w._result IN ('locked', 'later') OR _w._result = 'refused' AND _w._note !~ '^(22|23|P0)' THEN
+            -- It comes again: soon where the row is locked, and seldomer the longer that is so.
+            UPDATE {jobs} j SET updated_at = {clock}(), run_at = CASE
+                WHEN _w._result = 'later' THEN _w._due
+                ELSE {clock}() + least(interval '1 min', interval '1 s' * power(2, least(_entry.tries, 6))) END
+            WHERE j.id = NEW.id;
+            UPDATE {adopted_rows} e SET tries = least(e.tries, 1000) + CASE WHEN _w._result = 'later' THEN 0 ELSE 1 END,
+                                note = coalesce(_w._note, CASE WHEN _w._result = 'locked' THEN 'somebody has locked the row' END)
+            WHERE e.adoption = {adoption} AND e.row_key = _key;
+            RETURN NULL;
+        ELSIF _w._result IN ('gone', 'changed') THEN
+            DELETE FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key = _key;
+            UPDATE {jobs} j
+            SET status = 'failed', key = NULL, alone = false, updated_at = {clock}(),
+                last_error = 'cancelled: its row of ' || {table_name}::text || CASE _w._result
+                    WHEN 'gone' THEN ' was deleted before it ran' ELSE ' was changed before it ran, by the application or another worker' END
+            WHERE j.id = NEW.id;
+            RETURN NULL;
+        END IF;
+        _why := 'redrive.adopt: the row of ' || {table_name}::text || ' can''t be worked: '
+                || coalesce(_w._note, 'its payload is NULL');
+        UPDATE {jobs} j
+        SET status = 'dead', key = NULL, expires_at = NULL, locked_at = NULL, locked_by = NULL, crashes = 0, alone = false,
+            last_error = _why, fingerprint = 'RowRefused', updated_at = {clock}()
+        WHERE j.id = NEW.id;
+        INSERT INTO {failures} (job_id, kind, claim, attempt, outcome, failed_at, worker, error_type, message, fingerprint)
+        VALUES (NEW.id, NEW.kind, NEW.claims, NEW.attempts, 'dead', {clock}(), NEW.locked_by, 'RowRefused', _why, 'RowRefused');
+        RETURN NULL;
+    END IF;
+
+    IF NEW.status = 'pending' AND OLD.status <> 'running' THEN -- somebody sends it back
+        IF _ends OR _there AND _entry.job IS DISTINCT FROM NEW.id AND _entry.state IN ('new', 'waiting', 'claimed') THEN
+            NEW.status := 'failed';
+            NEW.last_error := CASE WHEN _ends THEN 'cancelled: ' || {table_name}::text || ' is no longer adopted'
+                                   ELSE 'cancelled: job ' || coalesce(_entry.job::text, 'to be') || ' is of the same row' END;
+            RETURN NEW;
+        END IF;
+        INSERT INTO {adopted_rows} AS e (adoption, row_key, job, state) VALUES ({adoption}, _key, NEW.id, 'waiting')
+        ON CONFLICT (adoption, row_key) DO UPDATE SET job = EXCLUDED.job, state = EXCLUDED.state, owed = NULL, due_at = NULL;
+        _accept := '{{waiting,claimed,dead}}';
+    ELSIF NOT _there OR _entry.job IS DISTINCT FROM NEW.id THEN
+        RETURN NEW;
+    ELSE
+        _accept := CASE WHEN _entry.state = 'claimed' OR _entry.owed IS NOT NULL OR {beside} THEN '{{waiting,claimed}}'
+                        ELSE '{{waiting}}' END;
+    END IF;
+
+    IF NEW.status = 'pending' AND _ends THEN
+        NEW.status := 'failed';
+        NEW.last_error := concat_ws(E'\n', 'cancelled: ' || {table_name}::text || ' is no longer adopted', NEW.last_error);
+    END IF;
+    _moment := CASE WHEN NEW.status = 'pending' THEN 'waiting' WHEN NEW.status = 'succeeded' THEN 'succeeded'
+                    WHEN NEW.status = 'failed' AND _ends THEN 'returned' ELSE 'dead' END;
+    _w := {write}(_key, _moment, NEW.attempts, NEW.run_at, NEW.last_error, _accept);
+    IF _w._result IN ('locked', 'refused') THEN
+        UPDATE {adopted_rows} e
+        SET state = CASE WHEN _moment = 'waiting' THEN 'waiting' ELSE 'claimed' END, owed = _moment, tries = 0,
+            due_at = {clock}() + CASE WHEN _w._result = 'locked' THEN interval '1 s' ELSE interval '10 s' END,
+            note = coalesce(_w._note, 'somebody has locked the row')
+        WHERE e.adoption = {adoption} AND e.row_key = _key;
+    ELSIF _moment = 'waiting' AND (_w._result = 'written' OR OLD.status = 'running') THEN
+        UPDATE {adopted_rows} e SET state = 'waiting', owed = NULL, due_at = NULL, tries = 0, note = NULL -- changed: told at the begin
+        WHERE e.adoption = {adoption} AND e.row_key = _key;
+    ELSIF _w._result = 'written' AND _w._waits AND _moment <> 'returned' THEN
+        UPDATE {adopted_rows} e SET state = 'ended', owed = NULL, due_at = NULL, tries = 0, note = NULL
+        WHERE e.adoption = {adoption} AND e.row_key = _key;
+    ELSE
+        DELETE FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key = _key;
+    END IF;
+    IF _w._result IN ('gone', 'changed') AND NOT (_w._result = 'gone' AND _moment = 'succeeded' AND {deletes}) THEN
+        _why := 'its row was ' || CASE _w._result WHEN 'gone' THEN 'deleted' ELSE 'changed' END || ' meanwhile: nothing was written to it';
+        NEW.metadata := jsonb_set(NEW.metadata, '{{adopted,note}}', to_jsonb(_why));
+        IF NEW.status = 'pending' AND OLD.status <> 'running' THEN
+            NEW.status := 'failed';
+            NEW.last_error := 'cancelled: its row of ' || {table_name}::text || CASE _w._result
+                WHEN 'gone' THEN ' is gone' ELSE ' has been changed since, by the application or another worker' END;
+        END IF;
+    END IF;
+    RETURN NEW;
+EXCEPTION WHEN OTHERS THEN -- never the claim's or the outcome's trouble; the next round finds what doesn't go together
+    IF NEW.status = 'running' THEN
+        UPDATE {jobs} j SET run_at = {clock}() + interval '10 s', updated_at = {clock}() WHERE j.id = NEW.id;
+        RETURN NULL;
+    END IF;
+    RAISE WARNING 'redrive could not follow job % to its row: % (%)', NEW.id, SQLERRM, SQLSTATE;
+    RETURN NEW;
+END $redrive$
+
+-- name: adopt_round
+-- Said by the workers, of whom one at a time does it: what is owed, the sweep (a page of rows in the order of their keys, from
+-- where the last one ended), and now and then a look at what is remembered of rows. Each stands by itself.
+CREATE FUNCTION {round}(_page int, OUT _seconds float8, OUT _took int, OUT _wrote int, OUT _seen int)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, {home}, pg_temp SET lock_timeout = '100ms' AS $redrive$
+#variable_conflict use_column
+DECLARE
+    _a {adoptions}%ROWTYPE;
+    _entry record;
+    _job record;
+    _w record;
+    _keys text[];
+    _last text;
+    _trouble text;
+BEGIN
+    SELECT * INTO _a FROM {adoptions} a WHERE a.id = {adoption} FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND OR _a.round_at > {clock}() AND _a.round_at < {clock}() + interval '1 min' THEN
+        SELECT greatest(0.2, extract(epoch FROM a.round_at - {clock}())), 0, 0, 0 INTO _seconds, _took, _wrote, _seen
+        FROM {adoptions} a WHERE a.id = {adoption};
+        _seconds := least(60, coalesce(_seconds, 60));
+        RETURN;
+    END IF;
+    _took := 0; _wrote := 0; _seen := 0; _seconds := 10;
+
+    FOR _entry IN
+        SELECT e.* FROM {adopted_rows} e
+        WHERE e.adoption = {adoption} AND e.due_at <= {clock}() AND (e.owed IS NOT NULL OR _a.paused_at IS NULL AND _a.ending_at IS NULL)
+        ORDER BY e.due_at LIMIT 200 FOR UPDATE SKIP LOCKED
+    LOOP
+        IF _entry.state = 'new' THEN
+            BEGIN
+                _took := _took + {take}(ARRAY[_entry.row_key], true, '0');
+                DELETE FROM {adopted_rows} e -- it waits no longer
+                WHERE e.adoption = {adoption} AND e.row_key = _entry.row_key AND e.state = 'new';
+            EXCEPTION WHEN OTHERS THEN
+                UPDATE {adopted_rows} e SET note = SQLSTATE || ': ' || left(SQLERRM, 500), tries = least(e.tries, 1000) + 1,
+                    due_at = {clock}() + least(interval '5 min', interval '5 s' * power(2, least(e.tries, 6)))
+                WHERE e.adoption = {adoption} AND e.row_key = _entry.row_key;
+            END;
+        ELSE
+            SELECT * INTO _job FROM {jobs} j WHERE j.id = _entry.job;
+            _w := {write}(_entry.row_key, _entry.owed, coalesce(_job.attempts, 0), coalesce(_job.run_at, {clock}()), _job.last_error,
+                          '{{waiting,claimed,dead}}');
+            IF _w._result IN ('locked', 'refused') THEN
+                UPDATE {adopted_rows} e SET note = coalesce(_w._note, 'somebody has locked the row'), tries = least(e.tries, 1000) + 1,
+                    due_at = {clock}() + least(interval '5 min', interval '2 s' * power(2, least(e.tries, 8)))
+                WHERE e.adoption = {adoption} AND e.row_key = _entry.row_key;
+            ELSIF _entry.owed = 'waiting' THEN
+                UPDATE {adopted_rows} e SET state = 'waiting', owed = NULL, due_at = NULL, tries = 0, note = NULL
+                WHERE e.adoption = {adoption} AND e.row_key = _entry.row_key;
+                _wrote := _wrote + 1;
+            ELSIF _w._result = 'written' AND _w._waits AND _entry.owed <> 'returned' THEN
+                UPDATE {adopted_rows} e SET state = 'ended', owed = NULL, due_at = NULL, tries = 0, note = NULL
+                WHERE e.adoption = {adoption} AND e.row_key = _entry.row_key;
+                _wrote := _wrote + 1;
+            ELSE
+                DELETE FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key = _entry.row_key;
+                _wrote := _wrote + 1;
+            END IF;
+        END IF;
+    END LOOP;
+    IF _took + _wrote > 0 THEN
+        _seconds := 0.2;
+    END IF;
+
+    IF _a.by_sweep AND _a.ready AND _a.paused_at IS NULL AND _a.ending_at IS NULL AND _a.cutover <= {clock}() THEN
+        BEGIN
+            IF _a.swept IS NULL THEN
+                _keys := ARRAY(SELECT {key}::text FROM {table} AS its_row WHERE {runnable} ORDER BY its_row.{key} LIMIT _page);
+            ELSE
+                _keys := ARRAY(SELECT {key}::text FROM {table} AS its_row WHERE {runnable} AND {key} > _a.swept::{key_type} ORDER BY its_row.{key} LIMIT _page);
+            END IF;
+            _seen := cardinality(_keys);
+            _last := CASE WHEN _seen = _page THEN _keys[_page] END;
+            _keys := ARRAY(
+                SELECT k FROM unnest(_keys) AS k
+                WHERE NOT EXISTS (SELECT FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key = k)
+            );
+            IF _keys <> '{{}}' THEN
+                _took := _took + {take}(_keys, false, '0');
+            END IF;
+            _seconds := least(_seconds, CASE WHEN _last IS NULL THEN 1 WHEN _keys <> '{{}}' THEN 0.05 ELSE 0.2 END);
+        EXCEPTION WHEN OTHERS THEN
+            _last := _a.swept;
+            _trouble := 'sweep: ' || SQLSTATE || ': ' || left(SQLERRM, 500);
+        END;
+    END IF;
+
+    IF coalesce(_a.tidied_at < {clock}() - CASE WHEN _a.tidied IS NULL THEN interval '1 min' ELSE interval '1 s' END, true) THEN
+        BEGIN
+            _keys := ARRAY(
+                SELECT e.row_key FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key > coalesce(_a.tidied, '')
+                ORDER BY e.row_key LIMIT _page
+            );
+            DELETE FROM {adopted_rows} WHERE ctid = ANY(ARRAY(
+                SELECT e.ctid FROM {adopted_rows} e
+                WHERE e.adoption = {adoption} AND e.row_key = ANY(_keys) AND e.state IN ('held', 'ended') AND e.owed IS NULL
+                  AND NOT EXISTS (SELECT FROM {table} WHERE {key} = e.row_key::{key_type} AND {runnable})
+                FOR UPDATE SKIP LOCKED
+            ));
+            UPDATE {adopted_rows} u
+            SET state = CASE WHEN o.status IS NULL THEN 'held' ELSE u.state END,
+                owed = CASE WHEN o.status IS NULL THEN NULL WHEN o.status = 'pending' THEN 'waiting'
+                            WHEN o.status = 'succeeded' THEN 'succeeded' ELSE 'dead' END,
+                due_at = CASE WHEN o.status IS NULL THEN NULL ELSE {clock}() END, tries = 0,
+                note = CASE WHEN o.status IS NULL THEN 'its job was deleted' ELSE u.note END
+            FROM (
+                SELECT e.row_key, e.job, j.status || '' AS status
+                FROM {adopted_rows} e LEFT JOIN {jobs} j ON j.id = e.job
+                WHERE e.adoption = {adoption} AND e.row_key = ANY(_keys) AND e.state IN ('waiting', 'claimed') AND e.owed IS NULL
+                  AND (j.id IS NULL OR j.status || '' IN ('succeeded', 'failed', 'dead')
+                       OR e.state = 'claimed' AND j.status || '' = 'pending')
+                FOR UPDATE OF e SKIP LOCKED
+            ) o
+            WHERE u.adoption = {adoption} AND u.row_key = o.row_key;
+            _a.tidied := CASE WHEN cardinality(_keys) = _page THEN _keys[_page] END;
+        EXCEPTION WHEN OTHERS THEN
+            _a.tidied := NULL;
+            _trouble := concat_ws('; ', _trouble, 'look at what is remembered: ' || SQLSTATE || ': ' || left(SQLERRM, 500));
+        END;
+        _a.tidied_at := {clock}();
+    END IF;
+
+    UPDATE {adoptions} a
+    SET round_at = {clock}() + make_interval(secs => _seconds), swept = _last, tidied = _a.tidied, tidied_at = _a.tidied_at,
+        trouble = _trouble, trouble_at = CASE WHEN _trouble IS NOT NULL THEN {clock}() END
+    WHERE a.id = {adoption};
+END $redrive$
+
+-- name: adopt_sequence
+{name}::regclass
+
+-- name: adopt_trigger_inserted
+CREATE TRIGGER {trigger_inserted} AFTER INSERT ON {table} REFERENCING NEW TABLE AS fresh
+    FOR EACH STATEMENT EXECUTE FUNCTION {inserted}()
+
+-- name: adopt_trigger_updated
+CREATE TRIGGER {trigger_updated} AFTER UPDATE ON {table} FOR EACH ROW
+    WHEN ({when}) EXECUTE FUNCTION {updated}()
+
+-- name: adopt_when_waits
+current_setting('redrive.row', true) IS DISTINCT FROM {adoption} || ':' || {new_key}::text
+        AND ({new_key} IS DISTINCT FROM {old_key} OR ({new}) AND (({old}) IS NOT TRUE OR {due}))
+
+-- name: adopt_when_due
+{new} IS DISTINCT FROM {old}
+
+-- name: adopt_when_changed
+current_setting('redrive.row', true) IS DISTINCT FROM {adoption} || ':' || {new_key}::text
+        AND (NEW.* IS DISTINCT FROM OLD.* OR {new_key} IS DISTINCT FROM {old_key})
+
+-- name: adopt_trigger_of_job
+CREATE TRIGGER {trigger_of_job} BEFORE UPDATE OF status ON {jobs} FOR EACH ROW
+    WHEN (NEW.metadata @> {mark}::jsonb AND NEW.status IS DISTINCT FROM OLD.status) EXECUTE FUNCTION {of_job}()
+
+-- name: adopt_index
+CREATE INDEX CONCURRENTLY IF NOT EXISTS {index} ON {table} ({key}) WHERE {runnable}
+
+-- name: adopt_rights
+-- A function can be called by anyone unless somebody says otherwise, and these have its maker's rights. The round does
+-- nothing but what is due anyway, so whoever may be a worker may say it.
+REVOKE ALL ON FUNCTION {take}(text[], boolean, interval), {note}(text[], text), {inserted}(), {updated}(), {of_job}(),
+    {write}(text, text, int, timestamptz, text, text[]) FROM PUBLIC
+
+-- name: adopt_lock_timeout
+SET LOCAL lock_timeout = '2s'
+
+-- name: begin_adoption
+-- Nobody else connects the same table at the same time: the second waits for the first, and finds it done.
+INSERT INTO {adoptions} (name, table_oid, map, by_trigger, by_sweep, beside, cutover, by, index_made, since)
+VALUES (%(name)s, %(table)s::oid, %(map)s::text::jsonb, %(by_trigger)s, %(by_sweep)s, %(beside)s, %(cutover)s::timestamptz, %(by)s::text,
+        %(index_made)s::text, {clock}())
+ON CONFLICT (table_oid) DO NOTHING
+RETURNING id
+
+-- name: ready_adoption
+UPDATE {adoptions} SET ready = true, round_at = NULL WHERE id = %(id)s RETURNING id
+
+-- name: adopt_hold
+-- In one statement, hence of one moment: what comes to wait after it is not held. It locks nothing.
+INSERT INTO {adopted_rows} (adoption, row_key, state)
+SELECT {adoption}, {key}::text, 'held' FROM {table} AS its_row
+WHERE {runnable} AND ({since}) IS NOT TRUE
+ON CONFLICT (adoption, row_key) DO NOTHING
+
+-- name: adopt_keys
+-- Rows that could be made jobs, a batch in the order of their keys.
+SELECT {key}::text AS row_key FROM {table} AS its_row
+WHERE {which} AND {key} > {after}::{key_type}
+  AND NOT EXISTS (
+      SELECT FROM {adopted_rows} e
+      WHERE e.adoption = {adoption} AND e.row_key = its_row.{key}::text AND e.state IN ('waiting', 'claimed')
+  )
+ORDER BY its_row.{key} LIMIT {most}
+
+-- name: adopt_first_keys
+SELECT {key}::text AS row_key FROM {table} AS its_row
+WHERE {which}
+  AND NOT EXISTS (
+      SELECT FROM {adopted_rows} e
+      WHERE e.adoption = {adoption} AND e.row_key = its_row.{key}::text AND e.state IN ('waiting', 'claimed')
+  )
+ORDER BY its_row.{key} LIMIT {most}
+
+-- name: adopt_both
+{runnable} AND {since}
+
+-- name: adopt_count
+SELECT count(*) AS rows, (array_agg({key}::text ORDER BY its_row.{key}))[1:5] AS examples FROM {table} AS its_row
+WHERE {which}
+  AND NOT EXISTS (
+      SELECT FROM {adopted_rows} e
+      WHERE e.adoption = {adoption} AND e.row_key = its_row.{key}::text AND e.state IN ('waiting', 'claimed')
+  )
+
+-- name: adopt_readmit
+-- Where a row doesn't wait, its words and its tries are put back first.
+SELECT {take}(ARRAY(
+    SELECT k FROM unnest({keys}::text[]) AS k
+    WHERE CASE WHEN EXISTS (SELECT FROM {table} AS its_row WHERE {key} = k::{key_type} AND {runnable}) THEN true
+               ELSE ({write}(k, 'returned', 0, {clock}(), NULL, '{{any}}'))._result = 'written' END
+), true, {gap}::interval) AS taken
+
+-- name: adopt_risk
+SELECT {key} FROM {table} WHERE {runnable}
+
+-- name: take_rows
+SELECT {take}({keys}::text[], {again}, {gap}::interval) AS taken
+
+-- name: list_adoptions
+SELECT a.id, a.name, a.table_oid::regclass::text = a.table_oid::text AS gone, a.map, a.by_trigger, a.by_sweep, a.beside, a.cutover,
+       a.since, a.by, a.paused_at, a.paused_by, a.ending_at, a.ready, a.index_made, a.trouble, a.trouble_at,
+       (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = a.table_oid AND t.tgenabled IN ('O', 'A')
+          AND t.tgfoid IN (SELECT p.oid FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+                           WHERE n.nspname = {schema_name} AND p.proname LIKE format('adoption\_%%s\_%%%%', a.id))) AS triggers,
+       coalesce(c.held, 0) AS held, coalesce(c.fresh, 0) AS fresh, coalesce(c.waiting, 0) AS waiting,
+       coalesce(c.claimed, 0) AS claimed, coalesce(c.ended, 0) AS ended, coalesce(c.owed, 0) AS owed
+FROM {adoptions} a
+LEFT JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE state = 'held') AS held, count(*) FILTER (WHERE state = 'new') AS fresh,
+           count(*) FILTER (WHERE state = 'waiting') AS waiting, count(*) FILTER (WHERE state = 'claimed') AS claimed,
+           count(*) FILTER (WHERE state = 'ended') AS ended, count(*) FILTER (WHERE owed IS NOT NULL) AS owed
+    FROM {adopted_rows} r WHERE r.adoption = a.id
+) c ON true
+WHERE %(name)s::text IS NULL OR a.name = %(name)s OR a.table_oid = to_regclass(%(name)s)::oid
+ORDER BY a.name
+
+-- name: adoption_notes
+-- What stands in the way of rows, the most frequent first.
+SELECT note, count(*) AS rows, min(row_key) AS example, min(since) AS since FROM {adopted_rows}
+WHERE adoption = %(id)s AND note IS NOT NULL
+GROUP BY note ORDER BY count(*) DESC, note LIMIT 10
+
+-- name: pause_adoption
+UPDATE {adoptions} SET paused_at = CASE WHEN %(paused)s THEN coalesce(paused_at, {clock}()) END,
+    paused_by = CASE WHEN %(paused)s THEN coalesce(paused_by, %(by)s::text) END, round_at = NULL
+WHERE id = %(id)s AND ending_at IS NULL AND (paused_at IS NULL) = %(paused)s
+RETURNING id
+
+-- name: end_adoption
+-- From here on what waits is handed back, and so is what runs once it has ended.
+UPDATE {adoptions} SET ending_at = coalesce(ending_at, {clock}()) WHERE id = %(id)s RETURNING id
+
+-- name: adopt_drop_trigger_inserted
+DROP TRIGGER IF EXISTS {trigger_inserted} ON {table}
+
+-- name: adopt_drop_trigger_updated
+DROP TRIGGER IF EXISTS {trigger_updated} ON {table}
+
+-- name: adopt_drop_trigger_of_job
+DROP TRIGGER IF EXISTS {trigger_of_job} ON {jobs}
+
+-- name: adopt_drop_functions
+DROP FUNCTION IF EXISTS {round}(int), {of_job}(), {write}(text, text, int, timestamptz, text, text[]), {updated}(),
+    {inserted}(), {note}(text[], text), {take}(text[], boolean, interval)
+
+-- name: adopt_drop_index
+DROP INDEX CONCURRENTLY IF EXISTS {index}
+
+-- name: forget_adoption
+WITH forgotten AS (
+    DELETE FROM {adopted_rows} WHERE adoption = %(id)s
+)
+DELETE FROM {adoptions} WHERE id = %(id)s RETURNING id
+
+-- name: return_rows
+-- Cancel a batch of an adoption's jobs that wait; the trigger on the jobs hands their rows back in the same commit.
+WITH chosen AS MATERIALIZED (
+    SELECT j.id
+    FROM {adopted_rows} r JOIN {jobs} j ON j.id = r.job
+    WHERE r.adoption = %(id)s AND r.state = 'waiting' AND j.status || '' = 'pending'
+    ORDER BY j.id LIMIT %(limit)s
+    FOR UPDATE OF j SKIP LOCKED
+)
+UPDATE {jobs} j
+SET status = 'failed', key = NULL, alone = false, cancel_requested_at = {clock}(), updated_at = {clock}(),
+    last_error = 'cancelled: ' || %(name)s::text || ' is no longer adopted'
+WHERE j.id = ANY(ARRAY(SELECT id FROM chosen))
+RETURNING j.id
+
+-- name: give_up_rows
+-- Take the jobs that run out of their workers' hands: these may still do the work, and the old worker will do it again.
+WITH chosen AS MATERIALIZED (
+    SELECT j.id FROM {adopted_rows} r JOIN {jobs} j ON j.id = r.job
+    WHERE r.adoption = %(id)s AND j.status || '' = 'running' ORDER BY j.id LIMIT 1000 FOR UPDATE OF j SKIP LOCKED
+)
+UPDATE {jobs} j
+SET status = 'failed', key = NULL, alone = false, updated_at = {clock}(), locked_at = NULL, locked_by = NULL,
+    last_error = 'cancelled: ' || %(name)s::text || ' is no longer adopted; it ran'
+WHERE j.id = ANY(ARRAY(SELECT id FROM chosen))
+RETURNING j.id
+
+-- name: adoption_left
+-- What is still to be waited for before an adoption can end.
+SELECT count(*) FILTER (WHERE j.status || '' = 'running') AS running, count(*) FILTER (WHERE j.status || '' = 'pending') AS waiting,
+       count(*) FILTER (WHERE r.owed IS NOT NULL) AS owed
+FROM {adopted_rows} r LEFT JOIN {jobs} j ON j.id = r.job
+WHERE r.adoption = %(id)s AND (r.owed IS NOT NULL OR r.state IN ('waiting', 'claimed'))
+
+-- name: settle_adoption
+UPDATE {adopted_rows} SET due_at = {clock}() WHERE adoption = %(id)s AND owed IS NOT NULL
+
+-- name: rush_adoption
+UPDATE {adoptions} SET round_at = NULL WHERE id = %(id)s
+
+-- name: adoption_round
+SELECT _seconds AS seconds, _took AS took, _wrote AS wrote, _seen AS seen FROM {round}({page})
+
+-- name: active_adoptions
+SELECT id, greatest(0, least(60, coalesce(extract(epoch FROM round_at - {clock}()), 0)))::float8 AS due_in, name FROM {adoptions} ORDER BY id
