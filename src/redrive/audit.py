@@ -48,8 +48,8 @@ class Act:
     by: str | None
     action: str
     """cancel, requeue, requeue started, requeue done, requeue stopped, requeue failed, edit, edit and requeue, pause,
-    resume, limit, breaker open, breaker close, prune, schedule add, schedule remove, schedule pause, schedule resume or
-    schedule run."""
+    resume, limit, breaker open, breaker close, prune, schedule add, schedule remove, schedule pause, schedule resume,
+    schedule run, adopt, adopt pause, adopt resume, adopt backfill or adopt undo."""
     filter: dict[str, Any]
     """What was asked for."""
     reason: str | None

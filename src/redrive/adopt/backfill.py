@@ -13,16 +13,23 @@ from psycopg.rows import namedtuple_row, scalar_row
 from psycopg.sql import Literal
 
 from redrive import audit
+from redrive.adopt import limbo
 from redrive.adopt.bridge import BATCH, keys
+from redrive.adopt.report import report
+from redrive.adopt.survey import survey
+from redrive.adopt.terms import OR, joined, say
+from redrive.errors import InvalidOption
 from redrive.statements import Statement, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import psycopg
     from psycopg.sql import Composable
 
     from redrive.adopt.pieces import Pieces
+
+DONE = "done_but_open"
 
 
 def count(conn: psycopg.Connection[Any], made: Pieces, which: Composable) -> Any:
@@ -61,3 +68,39 @@ def backfill(
             break
         time.sleep(max(0.0, now / rate - (time.monotonic() - began)))
     return taken
+
+
+class Lost:
+    """The buckets of an adopted table's lost rows, read as the report on it reads them."""
+
+    def __init__(self, conn: psycopg.Connection[Any], made: Pieces) -> None:
+        self._conn, self._made = conn, made
+        self._report = report(conn, survey(conn, made.mapping.table), mapping=made.mapping)
+
+    def which(self, buckets: Sequence[str]) -> Composable:
+        """Say as a condition that a row is in one of *buckets*.
+
+        Raises:
+            InvalidOption: for one that there isn't, or whose rows have been worked already.
+        """
+        for name in buckets:
+            if name not in limbo.BUCKETS:
+                known = ", ".join(name for name in limbo.BUCKETS if name != DONE)
+                raise InvalidOption(f"there is no bucket {name!r}; there are {known}")
+            if name == DONE:
+                raise InvalidOption(
+                    f"the rows in {DONE} have been worked already, and would be a second time: have them marked as done"
+                )
+        ways = [limbo.condition(name, self._report.census.terms) for name in buckets]
+        return joined(OR, ways) if ways else say("adopt_never")
+
+    def count(self, buckets: Sequence[str]) -> list[dict[str, Any]]:
+        """Count the rows without a job in each of *buckets*, or in all there are, with the keys of some."""
+        names = list(buckets) or [bucket.rule.name for bucket in self._report.buckets]
+        found = []
+        for name in names:
+            row = count(self._conn, self._made, limbo.condition(name, self._report.census.terms))
+            rule = limbo.BUCKETS[name]
+            told = {"bucket": name, "rows": row.rows, "title": rule.title, "action": rule.action}
+            found.append({**told, "examples": row.examples or []})
+        return found

@@ -82,20 +82,24 @@ def undo(
     adoption = demand(conn, schema, name)
     end = _Ending(conn, schema, adoption)
 
-    def begin() -> None:
+    def begin() -> int | None:
         with conn.transaction():
             end.say(query("adopt_lock_timeout", schema))
             for statement in end.triggers():
                 end.say(statement)
             run(conn, named("end_adoption", schema, id=adoption.id))
             if adoption.ending_at is None:
-                run(conn, audit.begin(schema, "adopt undo", {"table": adoption.name}, by=by, reason=reason))
+                act = audit.begin(schema, "adopt undo", {"table": adoption.name}, by=by, reason=reason)
+                return int(run(conn, act)[0].id)
+            return None
 
-    patiently(begin)
+    act = patiently(begin)
     returned = end.come_to_rest(patience, on_wait)
     if abandon and end.left().running:
         run(conn, named("give_up_rows", schema, id=adoption.id, name=adoption.name))
         returned += end.come_to_rest(ABANDONED, on_wait)
+    if act is not None:
+        run(conn, audit.count(schema, act, returned))
     left = end.left()
     running = left.running + left.waiting
     if running or (left.owed and not abandon):

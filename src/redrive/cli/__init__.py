@@ -40,7 +40,7 @@ COMMANDS = {
     "doctor": "redrive.cli.doctor",
     "alerts": "redrive.cli.alerts",
     "ui": "redrive.cli.ui",
-    "adopt": "redrive.cli.adopt",
+    "adopt": "redrive.cli.adoptions",
     "explain": "redrive.cli.explain",
     "bench": "redrive.cli.bench",
     "completion": "redrive.cli.completion",

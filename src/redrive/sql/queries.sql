@@ -3736,7 +3736,7 @@ SELECT {take}({keys}::text[], {again}, {gap}::interval) AS taken
 -- name: list_adoptions
 SELECT a.id, a.name, a.table_oid::regclass::text = a.table_oid::text AS gone, a.map, a.by_trigger, a.by_sweep, a.beside, a.cutover,
        a.since, a.by, a.paused_at, a.paused_by, a.ending_at, a.ready, a.index_made, a.trouble, a.trouble_at,
-       (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = a.table_oid AND t.tgenabled IN ('O', 'A')
+       (SELECT count(*) FROM pg_trigger t WHERE t.tgenabled IN ('O', 'A')
           AND t.tgfoid IN (SELECT p.oid FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
                            WHERE n.nspname = {schema_name} AND p.proname LIKE format('adoption\_%%s\_%%%%', a.id))) AS triggers,
        coalesce(c.held, 0) AS held, coalesce(c.fresh, 0) AS fresh, coalesce(c.waiting, 0) AS waiting,
