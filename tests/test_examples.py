@@ -24,6 +24,9 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 RUN_HERE = {
     "quickstart.py",
     "senders.py",
+    "fastapi/app.py",  # by test_inside.py, as those of Flask
+    "flask/app.py",
+    "flask/gunicorn.conf.py",
     *(f"saas/{name}.py" for name in ("__init__", "invoices", "jobs", "mail", "shop", "webhooks")),
 }
 

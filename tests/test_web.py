@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from redrive import Queue
 from redrive.errors import InvalidOption
-from redrive.web import Operator, desk
+from redrive.web import Operator, as_wsgi, desk
 from redrive.web.operators import Tries
 from redrive.web.reader import Shared
 from redrive.web.sessions import Sessions
@@ -679,11 +679,11 @@ def test_mounted_below_a_path_every_link_and_form_stays_there(queue):
 
 def test_mounted_in_flask_by_a2wsgi(queue):
     flask = pytest.importorskip("flask")
-    a2wsgi = pytest.importorskip("a2wsgi")
+    pytest.importorskip("a2wsgi")
     from werkzeug.middleware.dispatcher import DispatcherMiddleware  # noqa: PLC0415 - comes with flask
 
     app = flask.Flask("shop")
-    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/desk": a2wsgi.ASGIMiddleware(desk(queue, local=True))})
+    app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/desk": as_wsgi(desk(queue, local=True))})
     browser = app.test_client()
     answer = browser.get("/desk/jobs")
     assert answer.status_code == 200
