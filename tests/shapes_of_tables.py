@@ -86,3 +86,66 @@ MAIL_JOBS_MAP = {
     "dead": {"set": {"status": "failed"}},
 }
 """A whole map of mail_jobs, as its document."""
+
+PEERS = {
+    "background_task": """
+CREATE TABLE background_task (id bigserial PRIMARY KEY, task_name varchar(190) NOT NULL, task_params text NOT NULL,
+  task_hash varchar(40) NOT NULL, verbose_name varchar(255), priority int NOT NULL, run_at timestamptz NOT NULL,
+  repeat bigint NOT NULL, repeat_until timestamptz, queue varchar(190), attempts int NOT NULL, failed_at timestamptz,
+  last_error text NOT NULL, locked_by varchar(64), locked_at timestamptz, creator_object_id int,
+  creator_content_type_id int);
+""",
+    "django_q_ormq": """
+CREATE TABLE django_q_ormq (id serial PRIMARY KEY, key varchar(100) NOT NULL, payload text NOT NULL, lock timestamptz);
+CREATE TABLE django_q_task (id varchar(32) PRIMARY KEY, name varchar(100) NOT NULL, func varchar(256) NOT NULL,
+  hook varchar(256), args text, kwargs text, result text, "group" varchar(100), started timestamptz NOT NULL,
+  stopped timestamptz NOT NULL, success boolean NOT NULL, attempt_count int NOT NULL);
+""",
+    "procrastinate_jobs": """
+CREATE TYPE procrastinate_job_status AS ENUM ('todo', 'doing', 'succeeded',
+  'failed', 'cancelled', 'aborting', 'aborted');
+CREATE TABLE procrastinate_jobs (id bigserial PRIMARY KEY, queue_name varchar(128) NOT NULL,
+  task_name varchar(128) NOT NULL,
+  priority int DEFAULT 0 NOT NULL, lock text, queueing_lock text, args jsonb DEFAULT '{}' NOT NULL,
+  status procrastinate_job_status DEFAULT 'todo' NOT NULL, scheduled_at timestamptz, attempts int DEFAULT 0 NOT NULL,
+  abort_requested boolean DEFAULT false NOT NULL, worker_id bigint,
+  CONSTRAINT check_not_todo_abort_requested CHECK (NOT (status = 'todo' AND abort_requested = true)));
+""",
+    "delayed_jobs": """
+CREATE TABLE delayed_jobs (id bigserial PRIMARY KEY, priority int DEFAULT 0 NOT NULL, attempts int DEFAULT 0 NOT NULL,
+  handler text NOT NULL, last_error text, run_at timestamp, locked_at timestamp, failed_at timestamp, locked_by varchar,
+  queue varchar, created_at timestamp, updated_at timestamp);
+""",
+    "pgboss.job": """
+CREATE SCHEMA pgboss;
+CREATE TYPE pgboss.job_state AS ENUM ('created', 'retry', 'active', 'completed', 'cancelled', 'failed');
+CREATE TABLE pgboss.job (id uuid NOT NULL DEFAULT gen_random_uuid(), name text NOT NULL,
+  priority int NOT NULL DEFAULT 0, data jsonb, state pgboss.job_state NOT NULL DEFAULT 'created',
+  retry_limit int NOT NULL DEFAULT 2,
+  retry_count int NOT NULL DEFAULT 0, retry_delay int NOT NULL DEFAULT 0,
+  start_after timestamptz NOT NULL DEFAULT now(),
+  started_on timestamptz, singleton_on timestamp, created_on timestamptz NOT NULL DEFAULT now(),
+  completed_on timestamptz,
+  keep_until timestamptz NOT NULL DEFAULT now(), output jsonb, PRIMARY KEY (name, id)) PARTITION BY LIST (name);
+""",
+    "pgboss9.job": """
+CREATE SCHEMA pgboss9;
+CREATE TYPE pgboss9.job_state AS ENUM ('created', 'retry', 'active', 'completed', 'expired', 'cancelled', 'failed');
+CREATE TABLE pgboss9.job (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), name text NOT NULL,
+  priority int NOT NULL DEFAULT 0, data jsonb, state pgboss9.job_state NOT NULL DEFAULT 'created',
+  retrylimit int NOT NULL DEFAULT 0,
+  retrycount int NOT NULL DEFAULT 0, startafter timestamptz NOT NULL DEFAULT now(), startedon timestamptz,
+  createdon timestamptz NOT NULL DEFAULT now(), completedon timestamptz, output jsonb);
+""",
+    "graphile_worker._private_jobs": """
+CREATE SCHEMA graphile_worker;
+CREATE TABLE graphile_worker._private_jobs (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, job_queue_id int,
+  task_id int NOT NULL, payload json DEFAULT '{}' NOT NULL, priority smallint DEFAULT 0 NOT NULL,
+  run_at timestamptz DEFAULT now() NOT NULL, attempts smallint DEFAULT 0 NOT NULL,
+  max_attempts smallint DEFAULT 25 NOT NULL CHECK (max_attempts >= 1), last_error text,
+  created_at timestamptz DEFAULT now() NOT NULL, updated_at timestamptz DEFAULT now() NOT NULL, key text UNIQUE,
+  locked_at timestamptz, locked_by text, revision int DEFAULT 0 NOT NULL, flags jsonb,
+  is_available boolean GENERATED ALWAYS AS (locked_at IS NULL AND attempts < max_attempts) STORED NOT NULL);
+""",
+}
+"""The tables of other job queues, by name; columns that say nothing of a job's fate are left out."""

@@ -64,6 +64,27 @@ def test_nothing_lost_is_said_as_well(dsn):
     assert "Nothing is silently lost here" in redrive(dsn, "adopt", "bg_jobs").stdout
 
 
+def test_a_map_is_proposed_then_refused_until_answered_then_checked_and_reported_by(dsn, tmp_path):
+    path = tmp_path / "mail_jobs.toml"
+    proposed = redrive(dsn, "adopt", "mail_jobs", "--map", path)
+    assert f"a map is proposed in {path}" in proposed.stderr
+    assert "4 questions in it only you can answer" in proposed.stderr
+    text = path.read_text()
+    refused = redrive(dsn, "adopt", "mail_jobs", "--map", path, code=2)
+    assert "attempts.max: is not answered: put a whole number" in refused.stderr
+    assert "4 things to mend" in refused.stderr
+    path.write_text(text.replace('zone = "?"', 'zone = "UTC"').replace('max = "?"', "max = 5"))
+    made = redrive(dsn, "adopt", "mail_jobs", "--map", path)
+    assert f"{path} suits public.mail_jobs" in made.stderr
+    assert f"SILENTLY LOST: {sum(LOST.values())} rows" in made.stdout
+    assert path.read_text().count("?") == text.count("?") - 4, "a file that is there is never written over"
+    asked = complaint(redrive(dsn, "adopt", "mail_jobs", "--map", path, "--zone", "UTC", code=2))
+    assert "write the answer into it" in asked
+    path.write_text(path.read_text().replace('set = { status = "failed" }', 'set = { status = "dead" }'))
+    wrong = redrive(dsn, "adopt", "mail_jobs", "--map", path, code=2)
+    assert "dead.set: status (character varying(20)) can't hold 'dead'" in wrong.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

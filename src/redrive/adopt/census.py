@@ -20,7 +20,7 @@ from psycopg.sql import Composable, Identifier, Literal
 
 from redrive.adopt import terms
 from redrive.adopt.look import asked
-from redrive.adopt.reading import DONE, WAITING, Reading, plain
+from redrive.adopt.reading import DONE, FAILED, WAITING, WORKING, Reading, plain
 from redrive.adopt.signs import NOTHING, ODD, UNKNOWN, Signs, Terms, signs_of
 from redrive.adopt.terms import COMMA, joined, say
 from redrive.job import moment
@@ -126,11 +126,8 @@ def count(
 
 def meanings(reading: Reading, groups: tuple[Group, ...]) -> dict[str | None, str]:
     """Say what each value in the column of the state means, as far as anybody can tell."""
-    if reading.state is None:
-        timed: dict[str | None, str] = {"true": DONE, "false": WAITING}
-        if reading.flag is not None:
-            return {**timed, None: reading.nothing or NOTHING}
-        return timed if reading.stamp is not None else {None: WAITING}
+    if reading.state is None:  # as adopt_group_fate has it
+        return {"true": DONE, "dead": FAILED, "taken": WORKING, "false": WAITING, None: reading.nothing or NOTHING}
     rows: Counter[str] = Counter()
     for group in groups:
         if (word := group.values[reading.state]) is not None:

@@ -47,7 +47,7 @@ LINES = {
     "runnable.null": "NULL waits too",
     "runnable.where": "SQL that must hold as well",
     "payload.form": "row, columns, json or json text",
-    "attempts.column": "counts the tries that were made; redrive writes it",
+    "attempts.column": "counts the tries that were made, and is written",
     "attempts.max": "tries in all",
     "attempts.max_column": "each row's own number of tries",
     "error.column": "gets the text of the error",

@@ -61,6 +61,8 @@ _NAMES = {
     "flag": """sent is_sent processed is_processed done is_done completed is_completed delivered is_delivered published
         is_published dispatched handled executed finished is_finished succeeded success email_sent""",
     "deleted": "deleted_at archived_at removed_at",
+    "died": "failed_at dead_at died_at",
+    "taken": "locked_at claimed_at reserved_at picked_at",
 }
 # fmt: on
 _TYPES: dict[str, tuple[str, ...]] = {
@@ -74,7 +76,7 @@ _TYPES: dict[str, tuple[str, ...]] = {
 """Which types suit a role; a text where nothing is said."""
 _STATUS = re.compile(r"(?:^|_)(?:status|state)$")
 _WORDS = {word: meaning for meaning, words in MEANINGS.items() for word in words.split()}
-_OF_TIME = ("created", "due", "since", "failed_at", "stamp", "deleted")
+_OF_TIME = ("created", "due", "since", "failed_at", "stamp", "deleted", "died", "taken")
 
 
 def meaning(word: str) -> str | None:
@@ -98,6 +100,10 @@ class Reading:
     """A boolean that is true when the work is done."""
     stamp: str | None = None
     """A time that is set when the work is done."""
+    died: str | None = None
+    """A time that is set when the work has failed for good; it counts where no word says how far a row is."""
+    taken: str | None = None
+    """A time that is set while the work is under way; likewise."""
     created: str | None = None
     due: str | None = None
     since: str | None = None
@@ -146,6 +152,8 @@ def read(table: Table, *, zone: str | None = None, most: int | None = None) -> R
         found["stamp"] = None
     for role in ("since", "failed_at"):
         found[role] = found[role] or found["created"]
+    if found["stamp"] == found["due"]:
+        found["stamp"] = None
     clocks = {column.name: clock for column in table.columns if (clock := clock_of(column, zone))}
     return Reading(
         **found,  # type: ignore[arg-type] # its names are those of fields that hold a column
@@ -161,19 +169,19 @@ def by_map(table: Table, mapping: Mapping) -> Reading:
     rule, words = mapping.runnable, dict[str, str]()
     for said, writes in ((WORKING, mapping.claimed), (DONE, mapping.succeeded), (FAILED, mapping.dead)):
         if (value := writes.values.get(rule.column or "")) is not None:
-            words.setdefault(str(value), said)
-    words |= {str(value): WAITING for value in rule.values}
-    column = table.column(rule.column) if rule.column else None
-    boolean = column is not None and column.base == "bool"
-    timed = column is not None and not rule.values
+            words.setdefault(_text(value), said)
+    words |= {_text(value): WAITING for value in rule.values}
+    by_words = bool(rule.values)
+    ends_dead = rule.column is not None and rule.column in (*mapping.dead.now, *mapping.dead.values)
     return Reading(
         since=guessed.since,
         failed_at=guessed.failed_at,
         owner=guessed.owner,
         deleted=guessed.deleted,
-        state=column.name if column is not None and not boolean and not timed else None,
-        flag=column.name if column is not None and boolean else None,
-        stamp=column.name if column is not None and timed else guessed.stamp if column is not None else None,
+        taken=guessed.taken,
+        state=rule.column if by_words else None,
+        stamp=guessed.stamp if by_words else None if ends_dead else rule.column,
+        died=rule.column if ends_dead and not by_words else guessed.died,
         created=mapping.created,
         due=mapping.due,
         attempts=mapping.attempts.column,
@@ -185,7 +193,7 @@ def by_map(table: Table, mapping: Mapping) -> Reading:
         priority=mapping.priority.column if mapping.priority else None,
         clocks={**guessed.clocks, **mapping.times},
         words=words,
-        nothing=WAITING if rule.null and not timed else None,
+        nothing=WAITING if rule.null and by_words else None,
     )
 
 
@@ -201,6 +209,10 @@ def clock_of(column: Column, zone: str | None = None) -> Clock | None:
     if column.base in TEXTS:
         return Clock(form="iso", zone=zone) if plain(column.name).endswith(("_at", "_on", "_time")) else None
     return Clock(form="epoch s")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _wordy(column: Column) -> bool:

@@ -20,7 +20,8 @@ from redrive.adopt import limbo
 from redrive.adopt.census import SOME, Census, Group, Told, count
 from redrive.adopt.look import asked
 from redrive.adopt.probe import probe
-from redrive.adopt.reading import Reading, by_map, read
+from redrive.adopt.reading import Reading, by_map
+from redrive.adopt.shapes import reading_of
 from redrive.adopt.signs import UNKNOWN
 from redrive.adopt.survey import Remark, Survey
 from redrive.adopt.terms import COMMA, joined, say
@@ -98,7 +99,9 @@ def report(
     Raises:
         psycopg.errors.QueryCanceled: when not even a part of the table could be read in that time.
     """
-    reading = by_map(survey.table, mapping) if mapping else read(survey.table, zone=zone, most=most)
+    reading = (
+        by_map(survey.table, mapping) if mapping else reading_of(survey.table, survey.place.now, zone=zone, most=most)
+    )
     reading, counted = probe(conn, survey, reading)
     remarks = []
     try:

@@ -79,7 +79,7 @@ def signs_of(survey: Survey, reading: Reading) -> Terms:
     def before(name: str | None) -> Composable | None:
         return say("adopt_group_before", time=time(name), cutoff=ago(name)) if name and known(name) else None
 
-    state, due, most = reading.state or reading.flag, None, reading.most_column
+    due, most = None, reading.most_column
     if reading.due and known(reading.due):
         column = Identifier(reading.due)
         due = say("adopt_group_due", column=column, time=time(reading.due), now=Literal(now), cutoff=ago(reading.due))
@@ -87,10 +87,23 @@ def signs_of(survey: Survey, reading: Reading) -> Terms:
     if reading.attempts and known(reading.attempts) and (known(most) or reading.most):
         limit = Identifier(most) if most and known(most) else Literal(reading.most)
         spent = say("adopt_group_reached", column=Identifier(reading.attempts), most=limit)
-    told = say("adopt_group_text", column=Identifier(state)) if state and known(state) else None
-    stamp = say("adopt_group_set", column=Identifier(reading.stamp)) if known(reading.stamp) and reading.stamp else None
-    if told is None and stamp is not None:  # the time alone is the state
-        told, stamp = say("adopt_group_text", column=say("adopt_group_whole", what=stamp)), None
+
+    def is_set(name: str | None) -> Composable:
+        return say("adopt_group_set", column=Identifier(name)) if name and known(name) else Literal(False)  # noqa: FBT003
+
+    stamp = is_set(reading.stamp) if known(reading.stamp) else None
+    if reading.state:
+        told: Composable = say("adopt_group_text", column=Identifier(reading.state))
+    else:
+        flag = Identifier(reading.flag) if reading.flag else None
+        told = say(
+            "adopt_group_fate",
+            unknown=say("adopt_term_null", column=flag) if flag else Literal(False),  # noqa: FBT003 - it is the value
+            done=flag or is_set(reading.stamp),
+            died=is_set(reading.died),
+            taken=is_set(reading.taken),
+        )
+        stamp = stamp if flag else None
     return Terms(
         state=told,
         finished=stamp,

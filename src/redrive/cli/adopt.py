@@ -11,6 +11,7 @@ import click
 from redrive.cli import screen
 from redrive.cli.exits import Misused, Trouble, told
 from redrive.cli.options import as_json, connected, examples, server
+from redrive.errors import InvalidMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +28,18 @@ if TYPE_CHECKING:
     epilog=examples(
         "redrive adopt mail_jobs                                   # look, change nothing",
         "redrive adopt app.mail_jobs --zone Europe/Paris --html lost.html",
+        "redrive adopt mail_jobs --map mail_jobs.toml              # propose a map; then check it",
         "redrive adopt mail_jobs --json | jq '.lost[] | {bucket, rows, oldest}'",
     ),
 )
 @click.argument("table")
+@click.option(
+    "--map",
+    "map_file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Propose a map in FILE; where there is one, check it and report by what it says.",
+)
 @click.option("--zone", metavar="ZONE", help="Whose wall clock timestamps without a zone show, such as UTC.")
 @click.option("--max-attempts", type=click.IntRange(1), metavar="N", help="Tries a row has, where no column says so.")
 @click.option(
@@ -50,6 +59,7 @@ def adopt(
     database_url: str | None,
     table: str,
     *,
+    map_file: str | None,
     zone: str | None,
     max_attempts: int | None,
     html_file: str | None,
@@ -66,7 +76,9 @@ def adopt(
 
     _check(zone)
     with _connection(database_url) as conn, _patient(table):
-        made = _report(conn, survey(conn, table), None, zone=zone, most=max_attempts, seconds=timeout)
+        found = survey(conn, table)
+        mapping = _mapping(conn, found, map_file, zone or max_attempts)
+        made = _report(conn, found, mapping, zone=zone, most=max_attempts, seconds=timeout)
     if html_file is not None:
         from redrive.adopt.page import page
 
@@ -79,8 +91,50 @@ def adopt(
         from redrive.cli.findings import tell
 
         tell(made)
-        if html_file is not None:
-            screen.note(f"written to {html_file}")
+    if html_file is not None:
+        screen.note(f"the report is written to {html_file}")
+    if map_file is not None and mapping is None:
+        _propose(made, map_file)
+
+
+def _mapping(
+    conn: psycopg.Connection[Any], found: Survey, map_file: str | None, answers: str | int | None
+) -> Mapping | None:
+    """Read the map where there is one, and hold it against the table."""
+    if map_file is None or not Path(map_file).exists():
+        return None
+    from redrive.adopt.fit import fitted
+    from redrive.adopt.mapfile import load
+    from redrive.adopt.proof import prove
+
+    if answers is not None:
+        raise Misused(
+            f"{map_file} is there and says it all: write the answer into it instead of --zone, --max-attempts"
+        )
+    try:
+        mapping = fitted(load(map_file), found.table, map_file)
+        prove(conn, mapping, found.table, map_file)
+    except InvalidMap as error:
+        for problem in error.problems:
+            click.secho(f"{map_file}: {problem}", fg="red", err=True)
+        count = len(error.problems)
+        raise Misused(f"{map_file} can't be used yet: {count} thing{'s' * (count != 1)} to mend, see above") from error
+    screen.note(f"{map_file} suits {found.table.qualified}")
+    return mapping
+
+
+def _propose(made: Report, map_file: str) -> None:
+    """Write the proposal of a map."""
+    from redrive.adopt.proposal import propose
+
+    draft = propose(made)
+    _write(map_file, draft.text())
+    asked = len(draft.questions)
+    screen.note(f"{made.survey.table.qualified} looks like {draft.title}: a map is proposed in {map_file}")
+    if asked:
+        screen.note(
+            f"{asked} question{'s' * (asked != 1)} in it only you can answer: put the answer in the place of each ?"
+        )
 
 
 def _report(conn: psycopg.Connection[Any], found: Survey, mapping: Mapping | None, **how: Any) -> Report:

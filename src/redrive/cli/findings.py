@@ -26,6 +26,8 @@ ROLES = {
     "state": "state",
     "flag": "done or not",
     "stamp": "set when done",
+    "died": "set when it failed for good",
+    "taken": "set while under way",
     "kind": "kind",
     "due": "due",
     "since": "taken at",
@@ -107,7 +109,8 @@ def _columns(made: Report) -> None:
 
 def _states(made: Report) -> None:
     for name in made.census.counted:
-        rows = made.census.values(name).most_common()
+        if not (rows := made.census.values(name).most_common()):
+            continue
         screen.heading(f"{name}: {len(rows)} value{'s' * (len(rows) != 1)}")
         meanings = made.census.terms.meanings if name in (made.reading.state, made.reading.flag) else {}
         screen.table(
@@ -148,7 +151,7 @@ def _bucket(made: Report, bucket: Bucket) -> None:
     click.secho(f"  [{bucket.rule.name}]", dim=True)
     if bucket.oldest is not None:
         click.echo(f"  oldest: {when(made, bucket.since, bucket.oldest)}, by {bucket.since}")
-    if len(bucket.states) > 1 or None in bucket.states:
+    if made.reading.state and len(bucket.states) > 1:
         states = ", ".join(
             f"{'NULL' if state is None else state} {count(made, rows)}" for state, rows in bucket.states.most_common(6)
         )

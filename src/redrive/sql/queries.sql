@@ -2973,8 +2973,9 @@ FROM {source} GROUP BY {places} LIMIT {most}
 -- name: adopt_group_text
 {column}::text
 
--- name: adopt_group_whole
-({what})
+-- name: adopt_group_fate
+-- How far a row is, of a table that has no word for it.
+CASE WHEN {unknown} THEN NULL WHEN {done} THEN 'true' WHEN {died} THEN 'dead' WHEN {taken} THEN 'taken' ELSE 'false' END
 
 -- name: adopt_group_set
 {column} IS NOT NULL
@@ -3025,6 +3026,35 @@ left({column}::text, 2000) AS {name}
 -- Of a table without a key: rows that are another's exact copy, and how many sorts of them there are.
 SELECT coalesce(sum(copies - 1), 0)::bigint AS rows, count(*) AS sorts
 FROM (SELECT count(*) AS copies FROM {table} t GROUP BY hashtextextended(t::text, 0) HAVING count(*) > 1) same
+
+-- name: adopt_checks
+SELECT k.conname::text AS name, pg_get_constraintdef(k.oid) AS definition, pg_get_expr(k.conbin, k.conrelid) AS expression,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)) AS columns
+FROM pg_constraint k WHERE k.conrelid = %(table)s::oid AND k.contype = 'c'
+ORDER BY k.conname
+
+-- name: adopt_prove_rows
+-- Some rows that wait; where none does, a row of NULLs.
+SELECT * FROM {table} WHERE {condition} LIMIT {most}
+
+-- name: adopt_prove_values
+{values}::jsonb
+
+-- name: adopt_prove_time
+jsonb_build_object({name}, {when})
+
+-- name: adopt_prove_now
+statement_timestamp()
+
+-- name: adopt_prove_changed
+SELECT {name}.* FROM ({rows}) was
+CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, to_jsonb(was) || {changes}) {name}
+
+-- name: adopt_prove_count
+SELECT count(*) FROM ({rows}) rows
+
+-- name: adopt_prove_check
+SELECT count(*) FROM ({rows}) rows WHERE NOT ({check})
 
 -- name: adopt_remedy_usage
 GRANT USAGE ON SCHEMA {schema} TO {role}
