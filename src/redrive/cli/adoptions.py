@@ -29,10 +29,12 @@ YES = click.option("--yes", "-y", is_flag=True, help="Do it without asking.")
 class Steps(click.Group):
     """The steps; what is none of them is a table to look at."""
 
+    otherwise = "look"
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the look in front of what is no step."""
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["look", *args]
+            args = [self.otherwise, *args]
         return super().parse_args(ctx, args)
 
 
