@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from redrive import lanes as lanes_module
 from redrive.job import EPOCH
 from redrive.lanes import DEAR, FORGET_AFTER, LONGEST, PATIENCE, STARVING, STRIKES, Lanes, Survey
 from redrive.trail import HEAD, LOOK_BACK
@@ -215,6 +216,41 @@ class TestFairness:
     def test_a_share_of_nothing_still_looks_for_one(self):
         lanes = Lanes(["a"])
         assert list(lanes.plan(10, lambda _kind: 0, 100.0).quotas) == [1]
+
+
+class TestMoreLanesThanAClaimLooksIn:
+    @pytest.fixture(autouse=True)
+    def _few(self, monkeypatch):
+        monkeypatch.setattr(lanes_module, "MOST_LANES", 10)
+
+    @pytest.mark.parametrize("limit", [1, 7, 10])
+    def test_none_is_passed_over_and_all_have_their_turn(self, limit):
+        table = Table()
+        table.add(*(job("a", 100 * n + lane, lane=f"tenant{lane}") for lane in range(60) for n in range(5)))
+        claimer, taken = Claimer(table, Lanes(["a"])), []
+        looked_in = []
+        table.claim = lambda plan: looked_in.append(len(plan.lanes)) or Table.claim(table, plan)
+        while table.left and len(looked_in) < 1000:
+            taken += claimer.turn(limit)
+        assert sorted(one.id for one in taken) == sorted(100 * n + lane for lane in range(60) for n in range(5))
+        assert len({one.lane for one in taken[:120]}) == 60
+        assert max(looked_in) == 10
+
+    def test_those_known_to_hold_something_come_before_empty_ones_of_a_higher_priority(self):
+        lanes = Lanes(["a"])
+        surveyed(lanes, *(found("a", priority=1, lane=f"idle{n}", due_in=3600) for n in range(30)), now=100.0)
+        for lane in lanes.plan(10, many, 100.0).lanes:
+            lane.rich = False
+        for _ in range(4):
+            lanes.claimed(lanes.plan(10, many, 100.0), [], QUICK, 100.0)
+        surveyed(lanes, found("a", priority=9, lane="due"), now=101.0)
+        assert ("a", 9, "due") in keys(lanes.plan(10, many, 101.0))
+
+    def test_one_that_starves_comes_first_though_there_is_no_room_for_it(self):
+        lanes = Lanes(["a"])
+        rows = [found("a", priority=1, lane=f"busy{n}") for n in range(30)]
+        surveyed(lanes, *rows, found("a", priority=9, lane="late", due_in=-2 * STARVING), now=1000.0)
+        assert keys(lanes.plan(10, many, 1000.0))[0] == ("a", 9, "late")
 
 
 class TestStarvation:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +42,8 @@ EVERY = 10
 DEFAULT_PRIORITY = 5
 PAGE = 500
 """Lanes that a survey finds at once."""
+MOST_LANES = 1000
+"""Lanes that one claim looks in: it takes no more jobs than that, so of more lanes it would not come to all."""
 FORGET_AFTER = 600.0
 NEVER = 2**63 - 1
 """The time infinity, as Postgres sends it."""
@@ -203,27 +205,30 @@ class Lanes:
         """
         self._turn.rotate(-max(1, self._served))
         asked = (self._lanes[key] for key in self._turn)
-        ordered = sorted(
-            (lane for lane in asked if self._may_be_asked(lane, now, limited=limited)),
-            key=lambda lane: (lane.priority, lane.rich),
-        )
+        ordered = sorted((lane for lane in asked if self._may_be_asked(lane, now, limited=limited)), key=_by_urgency)
+        starving = self._starving(ordered, now)
+        if len(ordered) > MOST_LANES:
+            ordered = _most_promising(ordered)
         whole = self.heads_are_cheap and now >= self.swept_until
         quotas = []
         for _, group in groupby(ordered, key=lambda lane: lane.priority):
             peers = list(group)
             fair = -(-limit // max(1, sum(lane.rich for lane in peers)))
             quotas += [max(1, min(fair, share(lane.kind))) for lane in peers]
-        if (place := self._starving(ordered, now)) and (owed := self._owe(limit)):
-            ordered.insert(0, ordered.pop(place))
-            quotas.insert(0, min(owed, quotas.pop(place)))
+        if starving is not None and (owed := self._owe(limit)):
+            quota = max(1, share(starving.kind))
+            if (place := next((n for n, lane in enumerate(ordered) if lane is starving), None)) is not None:
+                del ordered[place]
+                quota = quotas.pop(place)
+            ordered.insert(0, starving)
+            quotas.insert(0, min(owed, quota))
         starts = [HEAD if whole else self._start(lane) for lane in ordered]
         return Plan(ordered, quotas, starts, limit, whole=whole, limited=limited)
 
-    def _starving(self, ordered: Sequence[Lane], now: float) -> int:
-        """Find the lane that has waited longest behind more important ones, and too long; 0 where none has."""
-        late = [place for place, lane in enumerate(ordered) if now - lane.due_since > STARVING]
-        late = [place for place in late if ordered[place].priority > ordered[0].priority]
-        return min(late, key=lambda place: ordered[place].due_since, default=0)
+    def _starving(self, ordered: Sequence[Lane], now: float) -> Lane | None:
+        """Find the lane that has waited longest behind more important ones, and too long; None where none has."""
+        late = [lane for lane in ordered if now - lane.due_since > STARVING and lane.priority > ordered[0].priority]
+        return min(late, key=attrgetter("due_since"), default=None)
 
     def _owe(self, limit: int) -> int:
         owed, self._owed = divmod(self._owed + limit, EVERY)
@@ -347,6 +352,13 @@ class Lanes:
         return lane
 
 
+def _most_promising(ordered: Sequence[Lane]) -> list[Lane]:
+    """Choose those that are known to have something due, and then of the others, of which the next survey will tell."""
+    due = [lane for lane in ordered if lane.due_since < float("inf")][:MOST_LANES]
+    others = (lane for lane in ordered if lane.due_since == float("inf"))
+    return sorted([*due, *islice(others, MOST_LANES - len(due))], key=_by_urgency)
+
+
 def _by_lanes(jobs: Iterable[ClaimedJob]) -> dict[Key, list[ClaimedJob]]:
     found: dict[Key, list[ClaimedJob]] = {}
     for job in jobs:
@@ -365,4 +377,5 @@ def _time(microseconds: int) -> str:
 
 
 _by_lane = attrgetter("kind", "priority", "name")
+_by_urgency = attrgetter("priority", "rich")
 _by_time = attrgetter("due", "id")
