@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,29 @@ def answer(status: int = 204, body: bytes = b"", *headers: str, reason: str = "W
     """Write an answer as it goes over the wire."""
     head = [f"HTTP/1.1 {status} {reason}", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def certified(where: Path, name: str) -> tuple[str, str]:
+    """Make a key, and a certificate for *name* that nobody has signed but itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    key, cert = str(where / "key.pem"), str(where / "cert.pem")
+    curve = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+    ]
+    more = [f"subjectAltName=DNS:{name}", "keyUsage=critical,digitalSignature,keyCertSign"]
+    told = [part for each in more for part in ("-addext", each)]
+    made = ["openssl", "req", "-x509", "-subj", f"/CN={name}", *curve, *told, "-keyout", key, "-out", cert]
+    subprocess.run(made, check=True, capture_output=True)
+    return key, cert
 
 
 Reply = bytes | Callable[[Request, socket.socket], None]

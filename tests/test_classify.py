@@ -254,6 +254,14 @@ def test_an_error_of_yours_tells_by_its_cause_and_the_first_that_knows_counts():
     assert classify(chained(psycopg.OperationalError("x"), ConnectionResetError())).word == "retryable"
 
 
+def test_a_group_of_errors_has_the_word_of_all_of_them():
+    limited = Exception()
+    limited.finding = Finding("outage", 9)
+    group = ExceptionGroup("tasks", [ConnectionResetError(), ExceptionGroup("more", [TimeoutError(), limited])])
+    assert classify(chained(ValueError(), group)) == Finding("outage", 9, listed=True)
+    assert classify(ExceptionGroup("tasks", [ConnectionResetError(), KeyError()])).word == "retryable"
+
+
 def test_an_error_may_carry_its_own_word():
     class QuotaUsed(Exception):
         finding = Finding("outage", 90)

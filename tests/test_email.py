@@ -7,7 +7,6 @@ import json
 import smtplib
 import socket
 import ssl
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -18,6 +17,7 @@ import pytest
 
 from engine import failures, row
 from postbox import Mailbox
+from receiver import certified
 from redrive import InvalidOption, Queue
 from redrive.classify import Finding, classify
 from redrive.executor import execute, execute_here
@@ -349,12 +349,7 @@ class TestConnections:
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
     """A server's context, and how a client comes to trust it."""
-    where = tmp_path_factory.mktemp("tls")
-    key, cert = where / "key.pem", where / "cert.pem"
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    made = ["openssl", "req", "-x509", *curve, *name, "-keyout", str(key), "-out", str(cert)]
-    subprocess.run(made, check=True, capture_output=True)
+    key, cert = certified(tmp_path_factory.mktemp("tls"), "localhost")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, key)
     return context, lambda: ssl.create_default_context(cafile=cert)

@@ -8,7 +8,6 @@ import json
 import re
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -20,13 +19,13 @@ import standardwebhooks
 
 from engine import Inside, failures, row
 from pages import ROOT
-from receiver import Receiver, Request, answer
+from receiver import Receiver, Request, answer, certified
 from redrive import InvalidOption, Queue
 from redrive.classify import classify
 from redrive.executor import execute_here
 from redrive.outcome import Died, Retried, Succeeded
 from redrive.senders.addresses import REFUSED, AddressRefused, Reach
-from redrive.senders.request import BadRequest, destination
+from redrive.senders.request import AnswerTooLong, BadRequest, destination
 from redrive.senders.signature import InvalidSignature, new_secret, sign, verify
 from redrive.senders.webhook import MEANINGS, Delivery, Gone, NotDelivered, Webhook, meaning_of
 from support import wait_for
@@ -382,6 +381,12 @@ class TestRedirects:
         assert "authorization" not in {name.lower() for name, _ in request.headers}
         verify(request.body, dict(request.headers), SECRET)
 
+    def test_one_that_leads_nowhere_is_not_followed(self, receiver):
+        receiver.reply = answer(307)
+        with pytest.raises(NotDelivered, match="307"):
+            deliver(receiver.url, hook=webhook(redirects=2))
+        assert receiver.connections == 1
+
     def test_a_circle_ends(self, receiver):
         receiver.reply = answer(307, b"", "Location: /again")
         with pytest.raises(NotDelivered, match="307"):
@@ -417,7 +422,7 @@ class TestBounds:
         receiver.reply = reply
         began = time.monotonic()
         with pytest.raises(TimeoutError) as caught:
-            deliver(receiver.url, hook=webhook(read=0.3, total=0.5))
+            deliver(receiver.url, hook=webhook(read=10, total=0.4))
         assert time.monotonic() - began < 3
         assert classify(caught.value).word == "outage"
 
@@ -456,6 +461,12 @@ class TestBounds:
         with pytest.raises(Exception, match="more than") as caught:
             deliver(receiver.url)
         assert classify(caught.value).word in ("retryable", "outage")
+
+    def test_a_promise_of_an_answer_is_not_read_for_ever(self, receiver):
+        receiver.reply = drip(b"HTTP/1.1 100 Continue\r\n\r\n" * 400, every=0)
+        with pytest.raises(AnswerTooLong, match="an answer of more than 65536 bytes") as caught:
+            deliver(receiver.url)
+        assert classify(caught.value).word == "retryable"
 
     def test_a_gzip_bomb_stays_packed(self, receiver):
         bomb = gzip.compress(b"\0" * 5_000_000)
@@ -499,13 +510,7 @@ class TestBounds:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A key and a certificate for hooks.example that nobody has signed but itself."""
-    where = tmp_path_factory.mktemp("tls")
-    key, cert = where / "key.pem", where / "cert.pem"
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    name = ["-subj", "/CN=hooks.example", "-addext", "subjectAltName=DNS:hooks.example"]
-    made = ["openssl", "req", "-x509", *curve, *name, "-keyout", str(key), "-out", str(cert)]
-    subprocess.run(made, check=True, capture_output=True)
-    return str(key), str(cert)
+    return certified(tmp_path_factory.mktemp("tls"), "hooks.example")
 
 
 class TestTls:

@@ -133,6 +133,8 @@ def classify(error: BaseException) -> Finding:
         own = getattr(seen, "finding", None)
         if isinstance(own, Finding):
             return own
+        if isinstance(seen, BaseExceptionGroup):
+            return _of_all([classify(each) for each in seen.exceptions])
         if (found := _listed(seen)) is not None:
             return found
     return _UNKNOWN
@@ -231,6 +233,13 @@ def of_status(status: int) -> Word:
     if status == _TOO_MANY or _SERVER_ERROR <= status <= _LAST:
         return "outage"
     return "retryable" if status < _REDIRECT or status in _COME_AGAIN else "permanent"
+
+
+def _of_all(found: list[Finding]) -> Finding:
+    """Give the word of a group of errors: that of all of them, where they have one."""
+    if len({each.word for each in found}) > 1:
+        return _UNKNOWN
+    return replace(found[0], after=max(each.after for each in found), listed=any(each.listed for each in found))
 
 
 def _of_smtp(error: BaseException) -> Finding | None:

@@ -17,9 +17,13 @@ from sqlalchemy.orm import Session
 
 from redrive import ClaimedJob, Dead, Discard, Enqueued, Job, Queue, Retry, Snooze
 from redrive.backoff import exponential
+from redrive.classify import Finding, Word
 from redrive.ended import Ended
 from redrive.handlers import Handler
 from redrive.requeues import Requeue
+from redrive.senders.email import Email, Mail
+from redrive.senders.smtp import Smtp
+from redrive.senders.webhook import Delivery, Webhook
 
 queue = Queue("postgresql://localhost/app", schema="redrive", concurrency=4)
 
@@ -51,6 +55,35 @@ async def welcome(payload: Welcome, job: ClaimedJob) -> str:
         raise Dead("no")
     raise Discard("reason")
 
+
+class Unknown(Exception):
+    """An error of the application's."""
+
+
+def by_text(error: BaseException) -> Word | None:
+    """Say what an error tells."""
+    return "outage" if "maintenance" in str(error) else None
+
+
+of_queue = Queue(classify=by_text)
+
+
+@of_queue.handler(
+    "order", classify={Unknown: "permanent", OSError: Finding("outage", 60)}, dead_on=(KeyError, "permanent")
+)
+def order(payload: str) -> None:
+    """Errors told by the application's own words."""
+
+
+@of_queue.handler("other", dead_on="permanent", classify={Unknown: "dead"})  # type: ignore[dict-item]
+def other(payload: str) -> None:
+    """No such word."""
+
+
+webhook = Webhook("whsec_" + "A" * 44, on_gone=lambda gone: gone.delivery.endpoint).register(of_queue, max_attempts=3)
+assert_type(webhook.enqueue(Delivery("https://x.example", {"a": 1}), key="k"), Enqueued)
+mails = Email("a@x.example", Smtp("mail.example")).register(of_queue)
+assert_type(mails.enqueue(Mail("b@x.example", "Hello")), Enqueued)
 
 handler: Handler[[dict[str, Any]], None] = send_email
 assert_type(send_email({"to": "ann"}), None)

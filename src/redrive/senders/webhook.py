@@ -235,7 +235,7 @@ class Webhook:
             # what was given for one host, such as an Authorization, is for that one alone
             own = self._headers | own if to.name == first.name else {}
             answer = self._posted(to, body, self._signed(delivery, job, body) | own, deadline, lines)
-            if answer.status not in _FOLLOWED or not left:
+            if answer.status not in _FOLLOWED or not left or not answer.headers.get("location"):
                 return self._judged(delivery, job, to, answer)
             to, left = self._next(to, answer), left - 1
 
@@ -275,7 +275,7 @@ class Webhook:
 
     def _next(self, to: Destination, answer: Answer) -> Destination:
         scheme = "https" if to.tls else "http"
-        further = destination(urljoin(f"{scheme}://{to.name}{to.path}", answer.headers.get("location", "")))
+        further = destination(urljoin(f"{scheme}://{to.name}{to.path}", answer.headers["location"]))
         if to.tls and not further.tls:
             raise BadRequest(f"{to.name} redirects to http://, which others could read")
         return further
