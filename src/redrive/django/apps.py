@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
 from redrive.django import checks, upkeep
 from redrive.django.options import options
+
+BACKEND = "RedriveBackend"
 
 
 class RedriveConfig(AppConfig):
@@ -22,3 +25,5 @@ class RedriveConfig(AppConfig):
         checks.install()
         upkeep.install()
         autodiscover_modules(*options().autodiscover)
+        if any(BACKEND in str(each.get("BACKEND")) for each in (getattr(settings, "TASKS", None) or {}).values()):
+            autodiscover_modules("tasks")

@@ -15,11 +15,13 @@ from asgiref.sync import async_to_sync, sync_to_async
 import redrive.testing
 from redrive.django import orm
 from redrive.django.ormqueue import project_queue
+from redrive.django.upkeep import called_here
 from redrive.statements import named, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from redrive.instruments import Call
     from redrive.job import Job
     from redrive.testing import Clock, Result
 
@@ -112,9 +114,16 @@ def _async_handlers_here() -> Iterator[None]:
     handlers = [handler for handler in project_queue().handlers if handler.is_async and handler.isolation is None]
     before = [handler.call_here for handler in handlers]
     for handler in handlers:
-        handler.is_async, handler.call_here = False, async_to_sync(handler.call_here)
+        handler.is_async, handler.call_here = False, called_here(_in_this_thread(handler.bare), in_child=False)
     try:
         yield
     finally:
         for handler, call in zip(handlers, before, strict=True):
             handler.is_async, handler.call_here = True, call
+
+
+def _in_this_thread(call: Call) -> Call:
+    async def awaiting(job: Any) -> Any:
+        return await call(job)
+
+    return async_to_sync(awaiting)

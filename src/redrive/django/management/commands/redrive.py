@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import REMAINDER
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -44,12 +45,14 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Take words, for call_command."""
-        parser.add_argument("words", nargs="*")
+        parser.add_argument("--using", default="")
+        parser.add_argument("words", nargs=REMAINDER)
 
     def handle(self, *words: str, **how: Any) -> None:
         """Run a command: ``call_command("redrive", "requeue", "--kind", "mail", "--yes")``."""
         try:
-            self.run([*(how.get("words") or ()), *words])
+            before = [f"--using={how['using']}"] if how.get("using") else []
+            self.run([*before, *(how.get("words") or ()), *words])
         except SystemExit as end:
             if end.code:
                 raise CommandError(f"redrive ended with exit code {end.code}", returncode=int(end.code)) from end
