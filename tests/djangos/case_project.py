@@ -156,9 +156,8 @@ def test_settings_are_those_of_redrive_in_capitals():
         found = options()
         made = DjangoQueue(found.database, **found.settings)
     assert (made.settings.concurrency, made.settings.retain_dead, found.autodiscover) == (3, 2_592_000, ("handlers",))
-    assert (
-        str(psycopg.conninfo.conninfo_to_dict(made.settings.database_url)["dbname"]) == connection.settings_dict["NAME"]
-    )
+    place = psycopg.conninfo.conninfo_to_dict(made.settings.database_url)
+    assert place["dbname"] == connection.settings_dict["NAME"]
 
 
 def test_handlers_of_every_apps_jobs_are_known():
@@ -186,26 +185,10 @@ def test_manage_py_runs_workers_of_several_processes():
 
         order = Order.objects.create(email="ada@x.example", lines=4)
         jobs = [queue.enqueue("export_invoice", {"order": order.pk}) for _ in range(4)]
-    command = [
-        sys.executable,
-        "manage.py",
-        "redrive",
-        "worker",
-        "--once",
-        "--processes",
-        "2",
-        "--settings=djangos.settings",
-    ]
+    words = ("redrive", "worker", "--once", "--processes", "2", "--settings=djangos.settings")
     paths = os.pathsep.join(map(str, [EXAMPLE.parent.parent / "tests", EXAMPLE, os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        command,
-        cwd=EXAMPLE,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    how = {"env": {**os.environ, "PYTHONPATH": paths}, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "manage.py", *words], cwd=EXAMPLE, check=False, **how)
     assert done.returncode == 0, done.stderr
     assert {queue.get(job.id).status for job in jobs} == {"succeeded"}, done.stderr
     assert queue.get(jobs[0].id).result == {"pages": 4}

@@ -6,6 +6,7 @@ operators. The desk checks its forms itself. It needs ``redrive[web]``.
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from http.cookies import SimpleCookie
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,14 @@ async def _answer(scope: Scope, body: bytes) -> HttpResponse:
     response = HttpResponse()
     parts: list[bytes] = []
 
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    answered = asyncio.Event()
+
     async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
+        if messages:
+            return messages.pop()
+        await answered.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -58,6 +65,8 @@ async def _answer(scope: Scope, body: bytes) -> HttpResponse:
                 _write_header(response, name.decode("latin-1"), value.decode("latin-1"))
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                answered.set()
 
     await _desk()(scope, receive, send)
     response.content = b"".join(parts)
@@ -72,7 +81,9 @@ def _write_header(response: HttpResponse, name: str, value: str) -> None:
 
 
 def _scope(request: HttpRequest, root: str, user: Any) -> Scope:
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
+    # The host as the project sees it, which behind a proxy may be another: the browser's Origin is compared with it.
+    said = {**{name.lower(): value for name, value in request.headers.items()}, "host": request.get_host()}
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in said.items()]
     whence = request.META.get("REMOTE_ADDR")
     return {
         "type": "http",

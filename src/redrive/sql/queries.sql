@@ -2490,6 +2490,16 @@ WITH held AS MATERIALIZED (
 )
 SELECT id FROM edited
 
+-- name: estimated_jobs
+-- About how many jobs there are, as the last ANALYZE or vacuum saw it; counting millions takes seconds.
+SELECT greatest(c.reltuples, 0)::bigint AS jobs
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = {schema_name} AND c.relname = 'jobs'
+
+-- name: admin_patience
+-- In the transaction of a page: no search of it goes on for ever.
+SELECT set_config('statement_timeout', %(timeout)s, true)
+
 -- name: list_audit
 -- Newest first, a page before a known id.
 SELECT * FROM {audit}
