@@ -34,7 +34,15 @@ LAST_ERROR_LIMIT = 2_000
 _LINE_LIMIT = 1_200  # of the line "Type: message" in last_error, so that some of the stack is left beside it
 _HEAD_FRAMES, _TAIL_FRAMES = 20, 40
 # How a handler is called is nobody's question at night.
-_MACHINERY = ("redrive.executor", "redrive.handlers", "redrive.child", "redrive.isolation", "redrive.testing.trial")
+_MACHINERY = (
+    "redrive.executor",
+    "redrive.handlers",
+    "redrive.child",
+    "redrive.isolation",
+    "redrive.testing.trial",
+    "redrive.django.upkeep",
+    "redrive.django.running",
+)
 _CHAIN_LIMIT = 8  # causes of causes
 _GROUP_LIMIT = 5  # members of a group that are shown in full
 

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+endings: list[Callable[[], None]] = []
+"""What each thread calls at its end, to put away what belongs to it; none may raise."""
+
 
 class Threads:
     """At most *most* threads that run what they are given, one thing at a time each."""
@@ -40,3 +43,5 @@ class Threads:
         while (work := self._work.get()) is not None:
             work()
             self._idle.release()
+        for put_away in endings:
+            put_away()

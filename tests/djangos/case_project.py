@@ -172,7 +172,7 @@ def test_the_commands_are_redrives_own_on_this_project(capsys):
     with pytest.raises(CommandError, match="exit code 2"):
         call_command("redrive", "no-such-command")
     call_command("redrive", "--using", "other", "jobs")
-    assert "no jobs" in capsys.readouterr().out
+    assert "no jobs" in capsys.readouterr().err
     with pytest.raises(CommandError, match="no 'nowhere'"):
         call_command("redrive", "--using=nowhere", "jobs")
     assert not {"REDRIVE_APP", "REDRIVE_DATABASE_URL", "REDRIVE_DJANGO_USING"} & os.environ.keys()

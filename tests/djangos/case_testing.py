@@ -46,6 +46,7 @@ class InATransaction(TestCase):
     @classmethod
     def setUpTestData(cls):
         clear()
+        Order.objects.all().delete()
         cls.order = Order.objects.create(email="ada@x.example")
         cls.job = queue.enqueue("remind", {"order": cls.order.pk})
 

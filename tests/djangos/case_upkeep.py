@@ -17,8 +17,6 @@ from redrive.django.options import url
 from redrive.django.testing import clear
 from shop.models import Order
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*:ResourceWarning")
-
 
 @queue.handler("touch")
 def touch(payload):
@@ -212,6 +210,17 @@ def test_a_cancelled_async_handler_leaves_its_place_to_the_next():
         with pytest.raises(asyncio.CancelledError):
             await task
         await upkeep._Async(quick)(None)
+        upkeep._end_places()
         return done
 
     assert asyncio.run(play()) == [0]
+
+
+def test_a_worker_that_stops_leaves_no_connection_behind():
+    """OR-03: also where it ran in a thread of a web process."""
+    with set_to(CONN_MAX_AGE=None):
+        with working(concurrency=2):
+            for kind in ("touch", "touch_async"):
+                assert ended(queue.enqueue(kind)).status == "succeeded"
+            assert sessions()[0][0] == 2
+        wait_for(lambda: sessions()[0][0] == 0, 10)

@@ -86,6 +86,7 @@ class ForLooking(admin.ModelAdmin):
 
     sortable_by: Sequence[str] = ()
     show_full_result_count = False
+    show_facets = getattr(getattr(admin, "ShowFacets", None), "NEVER", None)  # each would count all rows; from Django 5
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Look into the database that has the jobs."""
@@ -172,12 +173,12 @@ class JobAdmin(ForLooking):
     @admin.display(description="due")
     def due(self, job: Any) -> str:
         """Write when it is or was due."""
-        return shown.when(job.due_at)
+        return shown.when_briefly(job.due_at)
 
     @admin.display(description="enqueued")
     def enqueued(self, job: Any) -> str:
         """Write when it was enqueued."""
-        return shown.when(job.made_at)
+        return shown.when_briefly(job.made_at)
 
     @admin.display(description="last error")
     def error(self, job: Any) -> str:

@@ -93,6 +93,16 @@ def when(value: datetime | None) -> str:
     return written
 
 
+def when_briefly(value: datetime | None) -> str:
+    """Write a time for a narrow column: one line, without the year where it is this one."""
+    if value is None or value in (FIRST, LAST):
+        return when(value)
+    local = timezone.localtime(value)
+    year = "" if local.year == timezone.localtime().year else "\u00a0%Y"
+    written: str = local.strftime(f"%d\u00a0%b{year}\u00a0%H:%M:%S")
+    return written
+
+
 def brief(error: str | None) -> str:
     """Give what an error says in a line."""
     return gist(error)[:120]

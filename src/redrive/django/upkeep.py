@@ -22,6 +22,8 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from psycopg.pq import TransactionStatus
 
+from redrive import threads
+from redrive.events import WorkerStopped, subscribe
 from redrive.instruments import Instrument, add
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ def after() -> list[str]:
 def install() -> None:
     """Look after the connections in every worker that this process starts."""
     add(Instrument(note=lambda _kind: {}, wrap=_wrap))
+    threads.endings.append(connections.close_all)
+    subscribe(lambda _event: _end_places(), WorkerStopped)
 
 
 def called_here(call: Call, *, in_child: bool) -> Call:
@@ -154,6 +158,16 @@ class _Async:
 
 
 _places: deque[ThreadSensitiveContext] = deque()
+
+
+def _end_places() -> None:
+    """End the threads that no async job uses now, and their connections with them."""
+    while _places:
+        place = _places.popleft()
+        if (thread := _thread_of(place)) is not None:
+            del SyncToAsync.context_to_thread_executor[place]
+            thread.submit(connections.close_all)
+            thread.shutdown(wait=False)
 
 
 def _thread_of(place: ThreadSensitiveContext) -> Executor | None:
