@@ -107,8 +107,9 @@ def test_the_core_needs_nothing_but_its_four_dependencies():
         "pytest",
         "uvloop",
     ]
-    extras += ["jinja2", "starlette", "uvicorn"]
+    extras += ["jinja2", "starlette", "uvicorn", "aiohttp", "botocore", "httpx", "httpx2", "requests"]
     assert importlib.util.find_spec("msgspec"), "the test's own environment has extras to block"
     block = f"import sys; sys.modules.update(dict.fromkeys({extras})); import redrive, redrive.cli"
+    block += ", redrive.senders.webhook, redrive.senders.email, redrive.senders.smtp"
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

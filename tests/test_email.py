@@ -437,6 +437,10 @@ class TestAnyFunction:
     def test_all_refused_is_not_sent(self):
         assert isinstance(outcome(lambda message, recipients: dict.fromkeys(recipients, (550, "no"))), Died)
 
+    def test_none_is_sent_in_a_child_process_which_would_not_find_it(self, smtp):
+        with pytest.raises(InvalidOption, match="not sent in a child process"):
+            Email(SENDER, smtp).register(Queue("postgresql://nobody@nowhere/none"), isolation="process")
+
     def test_what_is_no_function_is_refused(self):
         with pytest.raises(InvalidOption, match="send is 'smtp"):
             Email(SENDER, "smtp://mail.example")

@@ -596,6 +596,10 @@ class TestWhatAnswersMean:
         assert Webhook.target(asdict(Delivery("https://api.example.com/x", 1, endpoint="ep_7"))) == "ep_7"
         assert Webhook.target({"url": "nonsense"}) == Webhook.target({}) == ""
 
+    def test_none_is_sent_in_a_child_process_which_would_not_find_it(self):
+        with pytest.raises(InvalidOption, match="not sent in a child process"):
+            webhook().register(Queue("postgresql://nobody@nowhere/none"), isolation="process")
+
     def test_one_webhook_is_for_one_queue(self):
         hook = webhook()
         hook.register(Queue("postgresql://nobody@nowhere/none"))

@@ -22,6 +22,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redrive.backoff import exponential
 from redrive.classify import Finding, classify
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
@@ -136,12 +137,15 @@ class Email:
     def register(self, queue: Queue, kind: str = "email", **options: Any) -> Handler[[Mail, ClaimedJob], Any]:
         """Make it the handler of *kind*; *options* are those of ``queue.handler`` and go before what is said here.
 
-        That is: eight tries, and dead at once what will never be accepted.
+        That is: eight tries within half a day, and dead at once what will never be accepted.
 
         Raises:
             InvalidOption: for a kind that is taken, or a value that makes no sense.
         """
-        told = {"max_attempts": 8, "timeout": 300, "dead_on": "permanent"}
+        if options.get("isolation"):
+            raise InvalidOption("a mail is not sent in a child process: every step of it has a timeout of its own")
+        patiently = exponential(60, 3, jitter=30, cap=6 * 3600)
+        told = {"max_attempts": 8, "backoff": patiently, "timeout": 300, "dead_on": "permanent"}
         function: Any = self.deliver_async if self.is_async else self.deliver
         handler: Handler[[Mail, ClaimedJob], Any] = queue.handler(kind, **{**told, **options})(function)
         return handler

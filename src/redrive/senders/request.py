@@ -147,7 +147,7 @@ def destination(url: str) -> Destination:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadRequest(f"url is {url!r:.80}: must begin with https:// and a host")
     if "@" in parts.netloc:
-        raise BadRequest("url has a user or a password before the host: send credentials as a header")
+        raise BadRequest("url has a user or a password before the host: credentials don't belong there")
     if port == 0:
         raise BadRequest(f"url is {url!r:.80}: there is no port 0")
     tls = parts.scheme == "https"

@@ -184,6 +184,8 @@ class Webhook:
         """
         if self._queue is not None and self._queue is not queue:
             raise InvalidOption("this Webhook is registered with another queue: make one for each")
+        if options.get("isolation"):
+            raise InvalidOption("a webhook is not sent in a child process: it is bounded in time and size as it is")
         told = {
             "target": self.target,
             "max_attempts": 8,
