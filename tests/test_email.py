@@ -421,7 +421,7 @@ class TestAnyFunction:
 
     def test_what_it_raises_has_the_word_that_every_error_has(self):
         class Limited(Exception):
-            finding = Finding("outage", 30)
+            finding = Finding("outage", 900)
 
         def fails(error: Exception) -> Any:
             def send(message: EmailMessage, recipients: list[str]) -> None:
@@ -429,7 +429,7 @@ class TestAnyFunction:
 
             return outcome(send)
 
-        assert fails(Limited()).delay == 30
+        assert fails(Limited()).delay == 900
         assert fails(ConnectionResetError()).failure.outage == 0.0
         assert isinstance(fails(smtplib.SMTPDataError(550, b"no")), Died)
         assert isinstance(fails(KeyError("x")), Retried)
