@@ -71,15 +71,16 @@ Reply = bytes | Callable[[Request, socket.socket], None]
 
 
 class Receiver:
-    """Listens on a port of 127.0.0.1 until the test ends. `reply` is bytes, or a function that may write at leisure."""
+    """Listens on a port of this machine until the test ends. `reply` is bytes, or a function that writes."""
 
-    def __init__(self, reply: Reply | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, reply: Reply | None = None, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
         self.reply = answer() if reply is None else reply
         self.requests: list[Request] = []
         self.connections = 0
         self.closing = threading.Event()
         self._tls = tls
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, 0), family=family)
         self.port = self._listening.getsockname()[1]
         self._threads: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)

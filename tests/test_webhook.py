@@ -335,6 +335,17 @@ class TestAddresses:
         fake_dns(monkeypatch, ["127.0.0.2", "127.0.0.1"])
         assert deliver(f"http://two.example:{receiver.port}/")["ip"] == "127.0.0.1"
 
+    def test_an_address_of_ipv6_is_called_and_named_as_the_host(self):
+        try:
+            receiver = Receiver(host="::1")
+        except OSError as error:
+            pytest.skip(f"there is no IPv6 here: {error}")
+        with receiver:
+            assert deliver(f"http://[0:0::1]:{receiver.port}/", hook=webhook(allow=["::1"]))["ip"] == "::1"
+            with pytest.raises(AddressRefused):
+                deliver(f"http://[::1]:{receiver.port}/")
+        assert [request.header("host") for request in receiver.requests] == [f"[::1]:{receiver.port}"]
+
     def test_a_resolver_that_says_nothing_is_not_waited_for(self, monkeypatch):
         asleep = threading.Event()
         monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **how: asleep.wait(10))

@@ -111,7 +111,7 @@ class Deadline:
 
 
 class Lines:
-    """The open sockets of requests under way, so that one who gives up can hang up."""
+    """The socket of a request under way, so that who gives up on it can hang up."""
 
     def __init__(self) -> None:
         self.cut = False
