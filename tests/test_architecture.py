@@ -110,6 +110,13 @@ def test_the_core_needs_nothing_but_its_four_dependencies():
     extras += ["jinja2", "starlette", "uvicorn", "aiohttp", "botocore", "httpx", "httpx2", "requests"]
     assert importlib.util.find_spec("msgspec"), "the test's own environment has extras to block"
     block = f"import sys; sys.modules.update(dict.fromkeys({extras})); import redrive, redrive.cli"
-    block += ", redrive.senders.webhook, redrive.senders.email, redrive.senders.smtp"
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_senders_need_nothing_but_the_standard_library():
+    extras = ["aiohttp", "aiosmtpd", "botocore", "httpx", "httpx2", "requests", "standardwebhooks", "urllib3"]
+    senders = "redrive.senders.webhook, redrive.senders.email, redrive.senders.smtp"
+    block = f"import sys; sys.modules.update(dict.fromkeys({extras})); import {senders}"
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
