@@ -23,6 +23,9 @@ from redrive import Queue
 from redrive.cli import COMMANDS, cli
 from redrive.ended import Ended
 from redrive.events import TickFailed, subscribe
+from redrive.senders.email import Email, Mail
+from redrive.senders.smtp import Smtp
+from redrive.senders.webhook import Delivery, Webhook
 from redrive.settings import Settings
 from redrive.store import Wishes, list_jobs, workers
 from redrive.web import operators
@@ -167,10 +170,15 @@ def test_the_table_of_settings_is_the_settings():
     [
         ("docs/handlers.md", set(inspect.signature(Queue.handler).parameters) - {"self", "kind"}),
         ("docs/enqueue.md", {*Wishes.__annotations__, "key", "connection"}),
+        *(
+            ("docs/senders.md", set(inspect.signature(each).parameters) - {"rest"})
+            for each in (Webhook, Delivery, Smtp, Email, Mail)
+        ),
     ],
 )
 def test_every_option_has_its_row(name, options):
-    rows = set(re.findall(r"^\| `(\w+)`", read(name), re.MULTILINE))
+    cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*)", read(name), re.MULTILINE)
+    rows = {option for cell in cells for option in re.findall(r"\w+", cell)}
     assert options <= rows, sorted(options - rows)
 
 
