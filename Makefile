@@ -87,6 +87,11 @@ bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentie
 bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md
 	$(BIN)/python -m benchmarks page
 
+.PHONY: adopt-proof
+adopt-proof: $(VENV)/.dev ## Adopted tables: 200 rows of every shape beside the old script, and what 5,000,000 rows cost: some minutes
+	$(BIN)/python -m pytest -rP -m proof -n $(JOBS) -o faulthandler_timeout=900 tests/test_adopt_proof.py
+	$(BIN)/python -m benchmarks.adopt
+
 .PHONY: desk-proof desk-pictures
 desk-proof: $(VENV)/.dev ## What every page of the desk costs at 5,000,000 rows, and ten open tabs: some minutes, 4 GB
 	$(BIN)/python -m benchmarks.desk $(ARGS)

@@ -26,7 +26,7 @@ LOOK_EVERY = 600.0
 """Seconds between two looks for an adoption; a new one is told by NOTIFY, and this is for the deaf."""
 AGAIN = 60.0
 SHORTEST = 0.05
-PAGE = 500
+PAGE = 200
 """Rows that one round looks at: a few milliseconds."""
 
 _log = logging.getLogger("redrive")

@@ -51,6 +51,7 @@ class Pieces:
             "table_name": Literal(mapping.table),
             "mark": Literal(json.dumps({"adopted": {"adoption": adoption}})),
             "beside": Literal(beside),
+            "planned": SQL(text_of("adopt_planned")),
             "deletes": Literal(mapping.succeeded.delete),
             **self._key(),
             **self._terms(),
@@ -105,7 +106,7 @@ class Pieces:
         """Say that a row is from after the cut-over: by itself, or because that has come."""
         mapping = self.mapping
         created = now if mapping.created is None else terms.time(mapping, mapping.created)
-        return _part("adopt_young", created=created, cutover=Literal(mapping.cutover.isoformat()))
+        return _part("adopt_young", created=created, cutover=self._cutover())
 
     def _since(self) -> Composable:
         """Say that a row is known to be from after the cut-over."""
@@ -113,7 +114,20 @@ class Pieces:
         if mapping.created is None:
             return SQL(text_of("adopt_never"))
         created = terms.time(mapping, mapping.created)
-        return _part("adopt_since", created=created, cutover=Literal(mapping.cutover.isoformat()))
+        return _part("adopt_since", created=created, cutover=self._cutover())
+
+    def _cutover(self) -> Composable:
+        """Give the cut-over as fine as the column of creation tells times: what is of its second is not from before."""
+        mapping, cutover = self.mapping, self.mapping.cutover
+        if mapping.created is not None:
+            made, form = self.table.column(mapping.created), mapping.clock(mapping.created).form
+            if made is not None and made.base == "date":
+                cutover = cutover.replace(hour=0, minute=0, second=0, microsecond=0)
+            elif form == "epoch s":
+                cutover = cutover.replace(microsecond=0)
+            elif form in ("epoch ms", "iso"):
+                cutover = cutover.replace(microsecond=cutover.microsecond // 1000 * 1000)
+        return Literal(cutover.isoformat())
 
     def _blinded(self) -> Composable:
         if not self._beside:
