@@ -10,7 +10,7 @@ import shlex
 import time
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg.sql import Composed, Literal
@@ -23,6 +23,8 @@ from redrive.statements import named, run, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 OLDEST_SERVER = 12
 OLDEST_SCHEMA = 10
@@ -73,7 +75,7 @@ def migrate(dsn: str, schema: str = "redrive", *, on_wait: Callable[[str], None]
     """
     with _told(schema), _connected(dsn) as conn:
         _prepare(conn, schema)
-        return [step.version for step in migrations() if _patiently(partial(_apply, conn, schema, step), on_wait)]
+        return [step.version for step in migrations() if patiently(partial(_apply, conn, schema, step), on_wait)]
 
 
 def pending(dsn: str, schema: str = "redrive") -> list[int]:
@@ -103,12 +105,12 @@ def migrate_within(connection: Borrowed, schema: str = "redrive") -> list[int]:
         say(connection, query("create_schema", schema))
     if not state.has_migrations:
         say(connection, query("create_migrations", schema))
-    say(connection, _locked(schema))
+    say(connection, locked(schema))
     applied = _applied(connection, schema)
     missing = [step for step in migrations() if step.version not in applied]
     for step in missing:
         say(connection, compose(step.text, schema))
-        say(connection, _record(schema, step))
+        say(connection, record(schema, step))
     return [step.version for step in missing]
 
 
@@ -127,7 +129,7 @@ def script(schema: str, versions: list[int]) -> str:
             parts += [
                 f"BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
                 _text(compose(step.text, schema)).rstrip().removesuffix(";"),
-                _text(_record(schema, step)) + ";\nCOMMIT",
+                _text(record(schema, step)) + ";\nCOMMIT",
             ]
     return ";\n\n".join(parts) + ";\n" if parts else ""
 
@@ -202,24 +204,31 @@ def _apply(conn: psycopg.Connection[Any], schema: str, step: Migration) -> bool:
         if step.version in _applied(conn, schema):
             return False
         conn.execute(compose(step.text, schema))
-        conn.execute(_record(schema, step))
+        conn.execute(record(schema, step))
     return True
 
 
 def _lock(conn: psycopg.Connection[Any], schema: str) -> None:
-    conn.execute(_locked(schema))
+    conn.execute(locked(schema))
 
 
-def _locked(schema: str) -> Composed:
+def locked(schema: str) -> Composed:
+    """Take the lock under which an installation is changed, for the transaction."""
     key = Literal(lock_key(f"{schema} migrations"))
     return compose(text_of("migration_lock"), schema, migration_lock=key)
 
 
-def _record(schema: str, step: Migration) -> Composed:
+def record(schema: str, step: Migration) -> Composed:
+    """Write down that a step was applied."""
     return compose(text_of("record_migration"), schema, version=Literal(step.version), name=Literal(step.name))
 
 
-def _patiently(step: Callable[[], bool], on_wait: Callable[[str], None] | None) -> bool:
+def patiently(step: Callable[[], T], on_wait: Callable[[str], None] | None, *, again: str = "redrive migrate") -> T:
+    """Try a step that waits for its lock only briefly, again and again.
+
+    Raises:
+        MigrationFailed: when the lock was held through all tries; *again* is the command to say then.
+    """
     for attempt in range(1, LOCK_TRIES + 1):
         try:
             return step()
@@ -227,7 +236,7 @@ def _patiently(step: Callable[[], bool], on_wait: Callable[[str], None] | None) 
             if attempt == LOCK_TRIES:
                 raise MigrationFailed(
                     f"a lock on redrive's tables was held through {LOCK_TRIES} tries of {LOCK_TIMEOUT} each: "
-                    "end the long transaction that holds it (see pg_stat_activity) and run `redrive migrate` again"
+                    f"end the long transaction that holds it (see pg_stat_activity) and run `{again}` again"
                 ) from error
             if on_wait:
                 on_wait(f"waiting for a lock, try {attempt} of {LOCK_TRIES}")

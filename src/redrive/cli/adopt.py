@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         "redrive adopt mail_jobs                                   # look, change nothing",
         "redrive adopt app.mail_jobs --zone Europe/Paris --html lost.html",
         "redrive adopt mail_jobs --map mail_jobs.toml              # propose a map; then check it",
+        "redrive adopt jobs --in-place --dry-run                   # a table made from the tutorial: what would change",
         "redrive adopt mail_jobs --json | jq '.lost[] | {bucket, rows, oldest}'",
     ),
 )
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="How long rows are counted; of a larger table a part, and the counts are estimates.",
 )
+@click.option("--in-place", is_flag=True, help="A table made from the tutorial becomes redrive's own where it stands.")
+@click.option("--dry-run", is_flag=True, help="With --in-place: print the SQL, and change nothing.")
+@click.option("--yes", "-y", is_flag=True, help="With --in-place: don't ask.")
 @as_json
 @server
 def adopt(
@@ -64,6 +68,9 @@ def adopt(
     max_attempts: int | None,
     html_file: str | None,
     timeout: float,
+    in_place: bool,
+    dry_run: bool,
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Look at TABLE, which your application made, and report which of its rows are silently lost.
@@ -71,14 +78,24 @@ def adopt(
     It reads, and changes nothing: no lock above ACCESS SHARE is taken, and redrive need not be installed. A role that
     may only read is enough, and a standby will do. Rows are counted by what their states, times and tries say: in
     progress for days, out of attempts, failed and never retried, due long ago, done but never marked as done.
+
+    --in-place is for a table jobs made from the well-known tutorial: columns, indexes and the rest of redrive are added
+    where it stands, online, and the hand-written worker goes on with it.
     """
     from redrive.adopt.survey import survey
 
     _check(zone)
+    if in_place and (as_json or map_file is not None):
+        raise Misused("--in-place goes with neither --json nor --map: it changes the table itself")
+    if (dry_run or yes) and not in_place:
+        raise Misused("--dry-run and --yes are of --in-place: a look changes nothing")
     with _connection(database_url) as conn, _patient(table):
         found = survey(conn, table)
         mapping = _mapping(conn, found, map_file, zone or max_attempts)
         made = _report(conn, found, mapping, zone=zone, most=max_attempts, seconds=timeout)
+        if in_place:
+            _upgrade(conn, made, dry_run=dry_run, yes=yes)
+            return
     if html_file is not None:
         from redrive.adopt.page import page
 
@@ -95,6 +112,16 @@ def adopt(
         screen.note(f"the report is written to {html_file}")
     if map_file is not None and mapping is None:
         _propose(made, map_file)
+
+
+def _upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, yes: bool) -> None:
+    from redrive.cli.findings import tell
+    from redrive.cli.inplace import upgrade
+
+    if not dry_run:
+        tell(made)
+        click.echo()
+    upgrade(conn, made, dry_run=dry_run, yes=yes)
 
 
 def _mapping(

@@ -3084,6 +3084,132 @@ ALTER TABLE {table} SET LOGGED
 -- name: adopt_remedy_reindex
 REINDEX INDEX CONCURRENTLY {index}
 
+-- The tutorial's table made into redrive's own where it stands, see redrive.adopt.inplace. What can wait for nobody is done
+-- in short transactions; a column's new type comes by a second column, since a change of type would rewrite the table under
+-- a lock that stops everything, and so would a domain that has its constraint from the beginning.
+
+-- name: inplace_state
+SELECT coalesce(c.reloptions, '{{}}') AS options, t.typtype::text AS sort, tn.nspname AS type_schema, t.typname AS type,
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = %(table)s::oid AND a.attname = 'redrive_status' AND NOT a.attisdropped) AS begun,
+       coalesce((SELECT k.convalidated FROM pg_constraint k
+                 WHERE k.conrelid = %(table)s::oid AND k.conname = 'redrive_status_there'), false) AS copied,
+       EXISTS (SELECT FROM pg_type o WHERE o.typname = 'job_status' AND o.typnamespace = c.relnamespace) AS named,
+       (SELECT count(*) FROM pg_attribute a JOIN pg_class o ON o.oid = a.attrelid
+        WHERE a.atttypid = t.oid AND o.oid <> c.oid AND o.relkind NOT IN ('i', 'I') AND NOT a.attisdropped) AS others,
+       ARRAY(SELECT DISTINCT r.ev_class::regclass::text FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
+             WHERE d.classid = 'pg_rewrite'::regclass AND d.refobjid = c.oid AND d.refobjsubid = s.attnum) AS views,
+       ARRAY(SELECT o.relname::text FROM pg_class o WHERE o.relnamespace = c.relnamespace AND o.oid <> c.oid
+             AND o.relkind IN ('r', 'v', 'm', 'p', 'f')) AS tables,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = to_regclass(format('%%I.migrations', n.nspname))
+             AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) AS migrations
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute s ON s.attrelid = c.oid AND s.attname = 'status'
+JOIN pg_type t ON t.oid = s.atttypid JOIN pg_namespace tn ON tn.oid = t.typnamespace
+WHERE c.oid = %(table)s::oid
+
+-- name: inplace_indexes
+-- The table's own indexes of the state, which go with its column.
+SELECT i.indexrelid::bigint AS oid, x.relname::text AS name, pg_get_indexdef(i.indexrelid) AS definition
+FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+WHERE i.indrelid = %(table)s::oid AND EXISTS (
+    SELECT FROM pg_depend d JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = d.refobjsubid
+    WHERE d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid AND d.refobjid = i.indrelid AND a.attname = 'status')
+ORDER BY 2
+
+-- name: inplace_made
+-- Copies of those that were made before, whole or not.
+SELECT x.relname::text AS name, i.indisvalid AS valid FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+WHERE i.indrelid = %(table)s::oid
+
+-- name: inplace_versions
+SELECT version FROM {migrations}
+
+-- name: inplace_domain
+CREATE DOMAIN {schema}.job_status AS text CONSTRAINT job_status_known CHECK (VALUE IN ({states}))
+
+-- name: inplace_domain_begin
+CREATE DOMAIN {schema}.redrive_job_status AS text
+
+-- name: inplace_column_begin
+ALTER TABLE {jobs} ADD COLUMN redrive_status {schema}.redrive_job_status
+
+-- name: inplace_domain_known
+ALTER DOMAIN {schema}.redrive_job_status ADD CONSTRAINT job_status_known CHECK (VALUE IN ({states})) NOT VALID
+
+-- name: inplace_function
+CREATE FUNCTION {schema}.redrive_status() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.redrive_status := NEW.status::text;
+    RETURN NEW;
+END $$
+
+-- name: inplace_trigger
+CREATE TRIGGER redrive_status BEFORE INSERT OR UPDATE ON {jobs} FOR EACH ROW EXECUTE FUNCTION {schema}.redrive_status()
+
+-- name: inplace_copy
+WITH slice AS (
+    SELECT id FROM {jobs} WHERE id > {after} ORDER BY id LIMIT {most}
+), copied AS (
+    UPDATE {jobs} j SET redrive_status = j.status::text FROM slice WHERE j.id = slice.id AND j.redrive_status IS NULL
+)
+SELECT max(id) AS last, count(*) AS rows FROM slice
+
+-- name: inplace_there
+ALTER TABLE {jobs} ADD CONSTRAINT {name} CHECK ({column} IS NOT NULL) NOT VALID
+
+-- name: inplace_validate
+ALTER TABLE {jobs} VALIDATE CONSTRAINT {name}
+
+-- name: inplace_not_null
+-- The valid constraint spares the look at every row.
+ALTER TABLE {jobs} ALTER COLUMN {column} SET NOT NULL
+
+-- name: inplace_drop_constraint
+ALTER TABLE {jobs} DROP CONSTRAINT {name}
+
+-- name: inplace_default
+ALTER TABLE {jobs} ALTER COLUMN {column} SET DEFAULT {value}
+
+-- name: inplace_drop_trigger
+DROP TRIGGER redrive_status ON {jobs}
+
+-- name: inplace_drop_function
+DROP FUNCTION {schema}.redrive_status()
+
+-- name: inplace_drop_column
+ALTER TABLE {jobs} DROP COLUMN status
+
+-- name: inplace_rename_column
+ALTER TABLE {jobs} RENAME COLUMN redrive_status TO status
+
+-- name: inplace_rename_enum
+ALTER TYPE {type} RENAME TO job_status_was
+
+-- name: inplace_rename_domain
+ALTER DOMAIN {schema}.redrive_job_status RENAME TO job_status
+
+-- name: inplace_drop_enum
+DROP TYPE {type}
+
+-- name: inplace_rename_index
+ALTER INDEX {index} RENAME TO {name}
+
+-- name: inplace_drop_index
+DROP INDEX CONCURRENTLY IF EXISTS {index}
+
+-- name: inplace_add_column
+ALTER TABLE {jobs} ADD COLUMN IF NOT EXISTS {definition}
+
+-- name: inplace_check
+ALTER TABLE {jobs} ADD CONSTRAINT {name} CHECK ({condition}) NOT VALID
+
+-- name: inplace_known
+-- Of a column of text: the states that there are.
+ALTER TABLE {jobs} ADD CONSTRAINT jobs_status_known CHECK (status IN ({states})) NOT VALID
+
+-- name: inplace_storage
+ALTER TABLE {jobs} SET ({settings})
+
 -- Terms of a mapping, put together by redrive.adopt.terms and composed into statements. Values are literals in them, so
 -- that a trigger, an index and a query all say the same. The time of a naive column is read with the zone that the map
 -- says, whatever the session's TimeZone is.
