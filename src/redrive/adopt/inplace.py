@@ -38,10 +38,12 @@ _TOKEN = re.compile(r"\$\$.*?\$\$|'(?:[^']|'')*'|--[^\n]*|;", re.DOTALL)
 _ABOVE = re.compile(r"\A(?:\s*--[^\n]*\n)+")
 _REMARK = re.compile(r"--[^\n]*")
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX (\w+) ON \{jobs\} ")
-_COLUMN = re.compile(r"ALTER TABLE \{jobs\} ADD COLUMN ")
+_COLUMN = re.compile(r"ALTER\s+TABLE \{jobs\} ADD COLUMN ")
 _CHECK = re.compile(r" CONSTRAINT (\w+) CHECK \((.*)\)$")
 _DEFAULT = re.compile(r" DEFAULT (.+?)(?: CONSTRAINT .*)?$")
-_FUNCTION = re.compile(r"CREATE FUNCTION \{(?:schema\}\.)?(\w+)")
+_FUNCTION = re.compile(r"\ACREATE\s+FUNCTION (\{(?:schema\}\.)?(\w+))")
+_TABLE = re.compile(r"CREATE\s+TABLE \{jobs\}")
+_DOMAIN = re.compile(r"(?:CREATE|COMMENT ON)\s+DOMAIN ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,9 +271,9 @@ def _migration(survey: Survey, state: _State, migration: Migration) -> list[Step
     schema, rest, functions, steps, indexes = survey.table.schema, [], {}, [], []
     columns = {column.name for column in survey.table.columns}
     for statement in _statements(migration.text):
-        if statement.startswith(("CREATE DOMAIN {schema}.job_status", "COMMENT ON DOMAIN")):
+        if _DOMAIN.match(statement):
             continue
-        if statement.startswith("CREATE TABLE {jobs}"):
+        if _TABLE.match(statement):
             body, _, settings = _REMARK.sub("", statement).rpartition(") WITH (")
             steps += _added(schema, [each for each in _columns(body) if each.split()[0] not in columns])
             steps += _checks(survey, body)
@@ -284,10 +286,9 @@ def _migration(survey: Survey, state: _State, migration: Migration) -> list[Step
         elif match := _INDEX.match(statement):
             indexes.append((match[1], statement))
         else:
+            rest.append(_FUNCTION.sub(r"CREATE OR REPLACE FUNCTION \1", statement))
             if match := _FUNCTION.match(statement):
-                statement = statement.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1)  # noqa: PLW2901 - so that it may be there
-                functions[match[1]] = statement
-            rest.append(statement)
+                functions[match[2]] = rest[-1]
     for name, statement in indexes:
         needed = [functions[each] for each in re.findall(r"\{(\w+)\}", statement) if each in functions]
         steps += [Step(title=f"what the index {name} needs", statements=(compose(each, schema),)) for each in needed]
@@ -366,7 +367,7 @@ def _columns(body: str) -> list[str]:
 
 def _tutorial() -> dict[str, str]:
     """Give the tutorial's own columns, as redrive's first migration has them."""
-    [table] = [each for each in _statements(migrations()[0].text) if each.startswith("CREATE TABLE {jobs}")]
+    [table] = [each for each in _statements(migrations()[0].text) if _TABLE.match(each)]
     columns = {each.split()[0]: each for each in _columns(_REMARK.sub("", table).rpartition(") WITH (")[0])}
     names = list(columns)
     return {name: columns[name] for name in names[: names.index("updated_at") + 1]}
