@@ -26,8 +26,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from support import wait_for
 
@@ -126,6 +128,13 @@ def demand(place: str, answer: Callable[[], str], wanted: str | None, *, again: 
         raise AssertionError(f"{place}: the page shows\n{wanted}\nbut this came\n{got[-1]}") from None
 
 
+def as_url(dsn: str) -> str:
+    """Spell a connection string as pages do, and as SQLAlchemy needs it."""
+    given = {name: quote(str(value), safe="") for name, value in conninfo_to_dict(dsn).items()}
+    who = f"{given['user']}:{given['password']}" if "password" in given else given["user"]
+    return f"postgresql://{who}@{given['host']}:{given['port']}/{given['dbname']}"
+
+
 class Session:
     """The place where a page runs: a directory, a database, a Python, workers."""
 
@@ -133,7 +142,7 @@ class Session:
         self._directory = directory
         here = str(Path(sys.executable).parent)
         path = f"{here}{os.pathsep}{os.environ['PATH']}"
-        self._env = {**os.environ, "DATABASE_URL": dsn, "PATH": path, "PYTHONUNBUFFERED": "1"}
+        self._env = {**os.environ, "DATABASE_URL": as_url(dsn), "PATH": path, "PYTHONUNBUFFERED": "1"}
         self._workers: list[subprocess.Popen[bytes]] = []
         self.roles: dict[str, str] = {}
         """What each role of the page is called in truth: roles are the server's, which other pages use, too."""
