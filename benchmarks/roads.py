@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PAYLOAD = {"n": 1, "to": "user@example.com"}
 TEXT = '{"n":1,"to":"user@example.com"}'
-SHARE = 25
+SHARE = 50
 """Of the jobs of the other enqueues, one in so many."""
 Say = Callable[[], Awaitable[Any]]
 Road = Callable[["Place", Queue], AbstractAsyncContextManager[tuple[Say, Say, Say]]]

@@ -18,6 +18,7 @@ import psycopg
 import psycopg2.extras
 import pytest
 import sqlalchemy as sa
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import NullPool
@@ -295,7 +296,9 @@ class TestRefused:
             async with WAYS[name](empty_db) as way:
                 with pytest.raises(Exception, match=r'"redrive.* does not exist') as caught:
                     await way.ask(queue.enqueue, "mail", {})
-                assert "run `redrive migrate`" in caught.value.__notes__[0]
+                [note] = caught.value.__notes__
+                assert "run `redrive migrate`" in note
+                assert (conninfo_to_dict(empty_db)["dbname"] in note) == (not name.startswith("asyncpg"))
 
         for name in WAYS:
             asyncio.run(scene(name))

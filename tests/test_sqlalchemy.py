@@ -14,9 +14,11 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from redrive import migrate
+from redrive import Queue, migrate
+from redrive.testing import connected, run_pending
 from ways import WAYS, url
 
 ENV = """
@@ -166,3 +168,25 @@ def test_a_table_of_an_installation_is_known_as_one(conn):
     tables = [row[0] for row in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'redrive'")]
     assert [name for name in tables if not migrate.is_ours(name)] == []
     assert not migrate.is_ours("users")
+
+
+def test_a_test_of_the_applications_runs_jobs_in_the_session_it_rolls_back_or_07(db, conn):
+    """OR-07: as docs/testing.md has it, by the connection beneath the Session."""
+    queue = Queue(db)
+    done = []
+
+    @queue.handler("mail")
+    def mail(payload):
+        done.append(payload["n"])
+
+    with Session(sa.create_engine(url(db, "psycopg"), poolclass=NullPool)) as session:
+        session.execute(sa.text("CREATE TABLE mine (n int)"))
+        mail.enqueue({"n": 1}, connection=session)
+        beneath = session.connection().connection.driver_connection
+        with connected(queue, beneath):
+            mail.enqueue({"n": 2})
+            assert [each.outcome for each in run_pending(queue)] == ["succeeded", "succeeded"]
+        assert session.execute(sa.text("SELECT count(*) FROM mine, redrive.jobs")).scalar() == 0
+        session.rollback()
+    assert done == [1, 2]
+    assert conn.execute("SELECT count(*) FROM redrive.jobs").fetchone() == (0,)

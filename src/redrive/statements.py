@@ -178,14 +178,20 @@ def noted(conn: Any = None, driver: Any = None) -> Iterator[None]:
         yield
     except Exception as error:
         if _sqlstate(error) in _NOT_THERE:
+            where = _place(conn, driver)
             error.add_note(
-                "redrive is not installed in this database and schema, or is too old there: run `redrive migrate`"
+                f"redrive is not installed in {where} and schema, or is too old there: run `redrive migrate`"
             )
         elif conn is not None and (conn.closed if driver is None else driver.closed(conn)):
             error.add_note(
                 "the connection that redrive was given is closed: give an open one, or none for one of the queue's own"
             )
         raise
+
+
+def _place(conn: Any, driver: Any) -> str:
+    name = "" if conn is None else conn.info.dbname if driver is None else driver.database(conn)
+    return f"this database ({name})" if name else "this database"
 
 
 def _sqlstate(error: BaseException | None) -> str | None:

@@ -86,6 +86,9 @@ class Driver(Protocol):
     def closed(self, connection: Any) -> bool:
         """Whether the connection is known to be closed."""
 
+    def database(self, connection: Any) -> str:
+        """Name the database at the other end; empty where the driver doesn't tell."""
+
 
 class AsyncDriver(Protocol):
     """How statements are said on a kind of connection that is awaited; see :class:`Driver`."""
@@ -100,6 +103,9 @@ class AsyncDriver(Protocol):
 
     def closed(self, connection: Any) -> bool:
         """Whether the connection is known to be closed."""
+
+    def database(self, connection: Any) -> str:
+        """Name the database at the other end; empty where the driver doesn't tell."""
 
 
 def of(connection: Any) -> Any:

@@ -37,6 +37,10 @@ class Asyncpg:
         """Whether the connection is closed."""
         return bool(connection.is_closed())
 
+    def database(self, _connection: Any) -> str:
+        """Name none: asyncpg doesn't tell."""
+        return ""
+
     async def _say_typed(self, connection: Any, text: str, values: Any) -> Answer:
         prepared = await connection.prepare(text)
         columns = prepared.get_attributes()

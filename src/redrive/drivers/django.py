@@ -46,6 +46,10 @@ class Django:
         """Whether the connection was closed under a transaction; any other is opened when needed."""
         return bool(connection.closed_in_transaction)
 
+    def database(self, connection: Any) -> str:
+        """Name the database."""
+        return str(connection.settings_dict["NAME"])
+
 
 def _demand_postgres(connection: Any) -> None:
     if connection.vendor != "postgresql":

@@ -49,6 +49,10 @@ class Psycopg2:
         """Whether the connection is closed."""
         return bool(connection.closed)
 
+    def database(self, connection: Any) -> str:
+        """Name the database."""
+        return str(connection.info.dbname)
+
 
 def _any_time(text: Any, plain: Any) -> datetime | None:
     try:

@@ -55,6 +55,11 @@ class Alchemy:
         """Whether the Connection is closed; a Session never is."""
         return isinstance(connection, Connection) and connection.closed
 
+    def database(self, connection: Any) -> str:
+        """Name the database, where one engine is known."""
+        engine = getattr(connection, "engine", None) or getattr(connection, "bind", None)
+        return str(getattr(getattr(engine, "url", None), "database", None) or "")
+
 
 class AsyncAlchemy:
     """How statements are said on an AsyncSession or AsyncConnection."""
@@ -74,6 +79,11 @@ class AsyncAlchemy:
     def closed(self, connection: Any) -> bool:
         """Whether the AsyncConnection is closed; an AsyncSession never is."""
         return isinstance(connection, AsyncConnection) and connection.closed
+
+    def database(self, connection: Any) -> str:
+        """Name the database, where one engine is known."""
+        engine = getattr(connection, "engine", None) or getattr(connection, "bind", None)
+        return str(getattr(getattr(engine, "url", None), "database", None) or "")
 
 
 def _bound(session: Any) -> Connection:
