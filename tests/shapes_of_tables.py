@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+UUIDS = """
+DO $$ BEGIN
+  IF current_setting('server_version_num')::int < 130000 THEN
+    CREATE FUNCTION gen_random_uuid() RETURNS uuid LANGUAGE sql
+      AS 'SELECT md5(random()::text || clock_timestamp())::uuid';
+  END IF;
+END $$;
+"""
+"""What PostgreSQL 12 has not of its own."""
+
 MAIL_JOBS = """
 CREATE TABLE mail_jobs (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), rcpt varchar(255) NOT NULL,
   subject text, body_html text,

@@ -12,7 +12,7 @@ from redrive.adopt.fit import fitted
 from redrive.adopt.look import Table, listed, look
 from redrive.adopt.mapping import parse
 from redrive.errors import InvalidMap, InvalidOption
-from shapes_of_tables import SHAPES
+from shapes_of_tables import SHAPES, UUIDS
 from test_adopt_mapping import changed
 
 MORE = """
@@ -34,6 +34,7 @@ def home(server_url: str) -> Iterator[psycopg.Connection]:
     """A database with a table of every shape, and no schema of redrive's."""
     with support.database(server_url) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute('CREATE SCHEMA "Odd.Schema"')
+        conn.execute(UUIDS)
         conn.execute(";".join([*SHAPES.values(), MORE]))
         yield conn
 

@@ -19,7 +19,7 @@ from redrive.adopt.proposal import Draft, propose
 from redrive.adopt.report import report
 from redrive.adopt.survey import survey
 from redrive.errors import InvalidMap
-from shapes_of_tables import PEERS, SHAPES
+from shapes_of_tables import PEERS, SHAPES, UUIDS
 from test_adopt_mapping import changed
 
 TABLES = {**SHAPES, **PEERS}
@@ -37,6 +37,7 @@ ANSWERS = {
 @pytest.fixture(scope="module")
 def home(server_url: str) -> Iterator[psycopg.Connection]:
     with support.database(server_url) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(UUIDS)
         for ddl in TABLES.values():
             conn.execute(ddl)
         yield conn

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 import support
-from shapes_of_tables import SHAPES
+from shapes_of_tables import SHAPES, UUIDS
 from shell import NOBODY, answer, complaint, on_terminal, redrive
 from test_adopt_report import LOST, SEED
 
@@ -17,7 +17,7 @@ from test_adopt_report import LOST, SEED
 def dsn(server_url: str) -> Iterator[str]:
     with support.database(server_url) as url:
         with psycopg.connect(url, autocommit=True) as conn:
-            conn.execute(SHAPES["mail_jobs"])
+            conn.execute(UUIDS + SHAPES["mail_jobs"])
             conn.execute(SEED)
         yield url
 

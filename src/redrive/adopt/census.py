@@ -133,7 +133,7 @@ def meanings(reading: Reading, groups: tuple[Group, ...]) -> dict[str | None, st
         if (word := group.values[reading.state]) is not None:
             rows[word] += round(group.rows)
     usual: dict[str, str] = {}
-    for word, _ in rows.most_common():
+    for word in sorted(rows, key=lambda word: (-rows[word], word)):
         if word in reading.words or plain(word) not in usual:
             usual[plain(word)] = word
     found: dict[str | None, str] = {
