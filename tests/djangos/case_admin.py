@@ -6,6 +6,7 @@ import re
 from unittest import mock
 from urllib.parse import urlencode
 
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.db import connection
@@ -221,7 +222,7 @@ class Case(TestCase):
         assert "looker may look, and not act" in answer.content.decode()
 
     async def test_the_desk_under_asgi(self):
-        await self.async_client.aforce_login(self.boss)
+        await sync_to_async(self.async_client.force_login)(self.boss)
         answer = await self.async_client.get("/desk/jobs")
         assert answer.status_code == 200
         assert b"redrive" in answer.content

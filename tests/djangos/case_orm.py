@@ -213,7 +213,7 @@ class AsyncCase(SimpleTestCase):
     async def test_sync_code_in_a_running_loop_is_told_what_to_do_and_hangs_nobody(self):
         """OR-09"""
         async with asyncio.timeout(5):
-            with pytest.raises(SynchronousOnlyOperation, match=r"await queue\.enqueue_async"):
+            with pytest.raises(SynchronousOnlyOperation, match=r"such as queue\.enqueue_async"):
                 queue.enqueue("a")
             await asyncio.to_thread(closing, queue.enqueue, "b")
         assert await asyncio.to_thread(seen_elsewhere) == ["b"]

@@ -21,6 +21,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
 from psycopg.sql import SQL, Identifier
 
+import redrive.django
 import redrive.migrate
 from redrive.django import DjangoQueue, install, queue
 from redrive.django.install import Install, applied
@@ -200,15 +201,16 @@ def test_the_package_has_what_a_wheel_must_have():
     assert {"migrations", "management", "templates"} <= names
 
 
-def test_without_django_the_extra_is_named():
-    block = (
-        "import sys; sys.modules.update(dict.fromkeys(['django', 'asgiref']))\n"
-        "import redrive.django\n"
-        "try: redrive.django.queue\n"
-        "except ModuleNotFoundError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
-    assert "pip install 'redrive[django]'" in done.stdout, done.stderr
+def test_without_django_the_extra_is_named(monkeypatch):
+    class Missing:
+        def find_spec(self, name, *_):
+            if name == "redrive.django.ormqueue":
+                raise ModuleNotFoundError("No module named 'django'", name="django")
+
+    monkeypatch.delitem(sys.modules, "redrive.django.ormqueue")
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'redrive\[django\]'"):
+        _ = redrive.django.queue
 
 
 def test_an_unset_database_is_no_guess():

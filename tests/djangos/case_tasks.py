@@ -111,7 +111,7 @@ class Case(TestCase):
         assert [one.outcome for one in run_pending()] == ["died"]
         result.refresh()
         assert result.status == TaskResultStatus.FAILED
-        assert issubclass(result.errors[0].exception_class, TypeError)
+        assert result.errors[0].exception_class is TypeError
         with pytest.raises(TypeError, match="Unsupported type"):
             chores.noop.enqueue(object())
 

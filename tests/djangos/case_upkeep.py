@@ -6,6 +6,7 @@ import asyncio
 import os
 from contextlib import contextmanager, suppress
 
+import django
 import psycopg
 import pytest
 from django.db import DatabaseError, connection, connections, transaction
@@ -94,9 +95,10 @@ def kill(which="application_name = ''"):
 
 
 POOL = {"min_size": 1, "max_size": 4}
+POOLS = pytest.mark.skipif(django.VERSION < (5, 1), reason="Django has a pool from 5.1 on")
 
 
-@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("pooled", [False, pytest.param(True, marks=POOLS)])
 def test_the_first_query_after_a_lost_connection_works(pooled):
     """OR-03: CONN_MAX_AGE 0, 60 and None, health checks on and off, Django's pool: one worker, killed in between."""
     options = {**connections.settings["default"]["OPTIONS"], "pool": POOL} if pooled else None
@@ -148,6 +150,20 @@ def waiting():
     from redrive.store import list_jobs
 
     return list_jobs("redrive", status="pending", limit=1)
+
+
+def test_a_hungry_worker_never_finds_a_job_before_its_row():
+    """OR-01: what another session enqueues meanwhile is run, and proves that the worker has looked."""
+    with working(concurrency=1), transaction.atomic():
+        order = Order.objects.create(email="a@x.example", lines=7)
+        job = queue.enqueue("export_invoice", {"order": order.pk})
+        with psycopg.connect(url("default"), autocommit=True) as other:
+            [number] = other.execute("INSERT INTO redrive.jobs (kind) VALUES ('touch') RETURNING id").fetchone()
+            said = "SELECT FROM redrive.jobs WHERE id = %s AND status = 'succeeded'"
+            wait_for(lambda: other.execute(said, [number]).fetchone() is not None, 20)
+    with working(concurrency=1):
+        row = ended(job)
+    assert (row.status, row.attempts, row.result) == ("succeeded", 1, {"pages": 7})
 
 
 @pytest.mark.parametrize("how", ["atomic", "broken", "autocommit", "by hand"])

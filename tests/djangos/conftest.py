@@ -22,7 +22,9 @@ def _project() -> Iterator[None]:
     from django.test.utils import setup_test_environment
 
     setup_test_environment()
-    for alias in ("default", "other", "lite"):
-        call_command("migrate", database=alias, verbosity=0)
+    call_command("migrate", verbosity=0)
+    for app in ("redrive", "shop"):
+        call_command("migrate", app, database="other", verbosity=0)
+    call_command("migrate", "redrive", database="lite", verbosity=0)
     yield
     connections.close_all()

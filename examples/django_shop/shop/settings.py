@@ -1,10 +1,10 @@
 """Settings: what redrive needs is one line of INSTALLED_APPS. DATABASE_URL says where the database is."""
 
 import os
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-_url = urlsplit(os.environ.get("DATABASE_URL", "postgresql://localhost/shop"))
-_more = dict(parse_qsl(_url.query))
+from psycopg.conninfo import conninfo_to_dict
+
+_place = conninfo_to_dict(os.environ.get("DATABASE_URL", "dbname=shop"))
 
 SECRET_KEY = os.environ.get("SECRET_KEY", "only for trying out")
 DEBUG = True
@@ -28,15 +28,7 @@ INSTALLED_APPS = [
 ]
 
 DATABASES = {
-    "default": {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": unquote(_url.path.lstrip("/")),
-        "USER": unquote(_url.username or ""),
-        "PASSWORD": unquote(_url.password or ""),
-        "HOST": unquote(_url.hostname or _more.pop("host", "")),
-        "PORT": str(_url.port or _more.pop("port", "")),
-        "OPTIONS": _more,
-    }
+    "default": {"ENGINE": "django.db.backends.postgresql", "NAME": _place.pop("dbname"), "OPTIONS": _place},
 }
 
 REDRIVE = {"APP_VERSION": os.environ.get("APP_VERSION", "")}  # all of it may be left out

@@ -109,7 +109,7 @@ class ForLooking(admin.ModelAdmin):
 class JobAdmin(ForLooking):
     """Jobs."""
 
-    list_display = ("id", "kind", "state", "tries", "due", "enqueued", "error", "lane")
+    list_display = ("id", "kind", "state", "tries", "error", "due", "enqueued", "lane")
     list_filter = (StateFilter, KindFilter)
     list_per_page = 50
     ordering = ("-id",)
@@ -140,8 +140,11 @@ class JobAdmin(ForLooking):
         term = search_term.strip()
         if not term:
             return queryset, False
-        number = Q(pk=int(term)) if term.isdecimal() and len(term) < 19 else Q(pk__in=[])  # noqa: PLR2004 - of a bigint
-        return queryset.filter(number | Q(key=term)), False
+        if term.isdecimal() and len(term) < 19:  # noqa: PLR2004 - of a bigint
+            return queryset.filter(pk=int(term)), False
+        # As the indexes of keys are; of other jobs that have ended none has its key any more.
+        living, succeeded = Q(key=term, status__in=["pending", "running"]), Q(key=term, status="succeeded")
+        return queryset.filter(living | succeeded), False
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Show the list; a search that no index serves is given up."""

@@ -18,8 +18,8 @@ from django.utils.connection import ConnectionProxy
 from redrive.django.options import demand_postgres
 
 _ASYNC = (
-    "the ORM can't be used within a running event loop, and redrive enqueues on its connection: await "
-    "queue.enqueue_async(...) or .enqueue_many_async(...), or call this through asgiref's sync_to_async"
+    "the ORM can't be used within a running event loop, and redrive uses its connection: await the method whose name "
+    "ends in _async, such as queue.enqueue_async(...), or call this through asgiref's sync_to_async"
 )
 
 

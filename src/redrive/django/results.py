@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NOTE = "task"
 """Under which name it is in a job's metadata how its task was called."""
+UNSTORABLE = "redrive.django.running.UnstorableResult"
 STATUSES = {
     "pending": TaskResultStatus.READY,
     "running": TaskResultStatus.RUNNING,
@@ -87,7 +88,8 @@ def _note(job: Any) -> Mapping[str, Any]:
 
 
 def _error(row: Any) -> Any:
-    path = row.error_type if "." in row.error_type else f"builtins.{row.error_type}"
+    name = "TypeError" if row.error_type == UNSTORABLE else row.error_type  # what it is a case of, for whoever compares
+    path = name if "." in name else f"builtins.{name}"
     return TaskError(exception_class_path=path, traceback=f"{row.traceback or row.message}\n")
 
 
