@@ -21,6 +21,7 @@ from redrive.adopt.fit import fitted
 from redrive.adopt.look import ANYWHERE, look
 from redrive.adopt.mapping import Mapping, parse
 from redrive.adopt.pieces import Pieces
+from redrive.adopt.proof import prove
 from redrive.errors import InvalidOption
 from redrive.sql import compose, query, text_of
 from redrive.statements import Statement, named, run
@@ -65,6 +66,7 @@ class Plan:
         self.wanted = wanted
         self.beside = not wanted.legacy_stopped
         self._demand_sight()
+        prove(conn, self.mapping, self.table)
         if self.beside and not blinds(self.mapping):
             raise InvalidOption(risk(self.mapping))
         if wanted.by_sweep and not wanted.index and self.needs_index():
