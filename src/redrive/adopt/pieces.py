@@ -210,10 +210,8 @@ class Pieces:
         return [_set(rule.column, Literal(rule.values[0] if rule.values else None))]
 
     def _error(self) -> Composable:
-        width = self.mapping.error_width
-        if width is None:
-            return SQL(text_of("adopt_value_whole_error"))
-        return _part("adopt_value_error", width=Literal(width))
+        error, width = SQL(text_of("adopt_value_whole_error")), self.mapping.error_width
+        return error if width is None else _part("adopt_value_error", error=error, width=Literal(width))
 
     def _sets(self, write: Write) -> list[Composable]:
         now = self._part("adopt_value_clock")

@@ -3498,10 +3498,11 @@ NULL;
 {column} = {value}
 
 -- name: adopt_value_error
-left(_error, {width})
+left({error}, {width})
 
 -- name: adopt_value_whole_error
-_error
+-- What the old script would have written: the error, and not how it came to be, which stands with the job.
+regexp_replace(_error, '^.*Traceback \(most recent call last\):\n([ \t][^\n]*\n)*', '')
 
 -- name: adopt_value_tries
 _tries
