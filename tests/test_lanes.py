@@ -486,7 +486,7 @@ TURNS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20), JOBS), min_si
 
 class TestNothingIsOverlooked:
     @given(turns=TURNS, step=STEP)
-    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     def test_whatever_is_committed_when_and_however_dear_a_look_every_row_is_taken_once(self, turns, step):
         """Rows land anywhere, also behind every mark; what is dead costs nothing to walk over, or much."""
         table, number, taken = Table(), 0, []

@@ -153,5 +153,5 @@ def test_masking_twice_is_masking_once(text):
 def test_a_long_text_takes_time_in_proportion(piece):
     """Not a benchmark: a quadratic pattern would take minutes."""
     began = time.process_time()
-    mask_text(piece * (300_000 // len(piece)))
-    assert time.process_time() - began < 10
+    mask_text(piece * (100_000 // len(piece)))
+    assert time.process_time() - began < 5

@@ -592,7 +592,7 @@ def test_whatever_is_done_in_whatever_order_the_rows_are_the_models(conn):
     run_state_machine_as_test(
         lambda: JobsTable(conn),
         settings=settings(
-            max_examples=40 * many,
+            max_examples=25 * many,
             stateful_step_count=35,
             derandomize=many == 1,
             database=None,

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrive import Retry
@@ -119,6 +119,7 @@ class TestAscii:
         one = finished(outcome)
         assert in_ascii(one) == one
 
+    @settings(max_examples=40)
     @given(st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
     def test_a_result_in_ascii_is_json_of_the_same_shape(self, value):
         text = encode_result(value)
