@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -24,9 +25,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlalchemy.pool import NullPool
 
 import support
-from redrive import ClaimedJob, Enqueued, InvalidOption, InvalidPayload, LeaseLost, Queue, store
+from redrive import ClaimedJob, Enqueued, InvalidOption, InvalidPayload, LeaseLost, Queue, statements, store
 from redrive.bulk import CHUNK
+from redrive.drivers.placeholders import numbered
+from redrive.drivers.strangers import JSON
 from redrive.ended import Ended
+from redrive.sql import _queries, query
 from redrive.testing import run_pending_async
 from ways import WAYS, Way, asyncpg_of, url
 
@@ -454,3 +458,37 @@ def test_no_driver_is_imported_before_a_connection_of_it_is_seen(db):
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), db], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+NOT_READ = {"claim_alert_message", "list_adoptions", "probe_json"}
+"""Give JSON, and are said on psycopg's connections only, or to see what comes."""
+
+
+def test_every_statement_that_gives_json_is_said_as_one_that_may(db):
+    """A driver that gives JSON as text reads it where the statement says so, and in no other place."""
+    source = "".join(path.read_text() for path in Path(statements.__file__).parent.rglob("*.py"))
+
+    async def giving() -> list[str]:
+        conn = await asyncpg.connect(**asyncpg_of(db))
+        found = []
+        for name in _queries():
+            try:
+                asked = await conn.prepare(numbered(query(name, "redrive").as_string(None), _Anything())[0])
+            except (KeyError, asyncpg.PostgresSyntaxError):  # a part of others, or for names that only they know
+                continue
+            found += [name for column in asked.get_attributes() if column.type.oid in JSON]
+        await conn.close()
+        return found
+
+    names = set(asyncio.run(giving())) - NOT_READ
+    assert {name for name in names if f'lenient("{name}"' not in source and not _binary(name, source)} == set()
+    assert "list_jobs" in names
+
+
+def _binary(name: str, source: str) -> bool:
+    return re.search(rf'Statement\(spoken\("{name}", [^)]*\), .*binary=True\)', source) is not None
+
+
+class _Anything(dict[str, Any]):
+    def __missing__(self, name: str) -> None:
+        return None
