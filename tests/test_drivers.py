@@ -39,6 +39,27 @@ Scenario = Callable[[Way], Any]
 Play = Callable[[Scenario], Any]
 
 
+@pytest.fixture(scope="module")
+def shared(server_url: str, template: str) -> Iterator[str]:
+    """One database for the whole file: seventy of their own would cost more than all that is tested in them."""
+    with support.database(server_url, template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def db(shared: str) -> str:
+    """The same, as if it were new."""
+    with psycopg.connect(shared, autocommit=True) as conn:
+        [tables] = conn.execute(
+            "SELECT string_agg(format('redrive.%I', tablename), ', ') FROM pg_tables"
+            " WHERE schemaname = 'redrive' AND tablename <> 'migrations'"
+        ).fetchone()
+        conn.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+        conn.execute("DROP TABLE IF EXISTS public.users, public.sent")
+        conn.execute(f"ALTER DATABASE {conn.info.dbname} RESET log_statement")
+    return shared
+
+
 @pytest.fixture
 def queue(db: str) -> Iterator[Queue]:
     queue = Queue(db)

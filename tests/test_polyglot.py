@@ -154,13 +154,13 @@ def test_a_lost_lease_counts_for_nothing_and_a_stop_hands_back(node, conn, tmp_p
 
 def test_its_jobs_are_kept_as_long_as_it_lives_and_taken_back_when_it_is_killed(node, conn, start_worker, tmp_path):
     number = enqueue(conn, "deaf", {"file": str(tmp_path / "never")})
-    worker = node(LEASE="1.5")
+    worker = node(LEASE="1")
     wait_for(lambda: job(conn, number)[0] == "running", 20)
     other = 'from redrive import Queue\nqueue = Queue()\nqueue.handler("other")(print)\n'
-    start_worker(other, "--lease", "1.5", "--heartbeat", "0.4")
+    start_worker(other, "--lease", "1", "--heartbeat", "0.3")
     beats = "SELECT heartbeat_at FROM redrive.workers WHERE version = 'node'"
     begun = conn.execute(beats).fetchone()[0]
-    wait_for(lambda: (conn.execute(beats).fetchone()[0] - begun).total_seconds() > 3)
+    wait_for(lambda: (conn.execute(beats).fetchone()[0] - begun).total_seconds() > 2)
     assert job(conn, number)[:2] == ("running", 1), "twice its lease is over, and it beats"
     worker.process.send_signal(signal.SIGKILL)
     wait_for(lambda: job(conn, number)[0] == "pending", 20)
