@@ -89,7 +89,7 @@ bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.
 
 .PHONY: adopt-proof
 adopt-proof: $(VENV)/.dev ## Adopted tables: 200 rows of every shape beside the old script, and what 5,000,000 rows cost: some minutes
-	$(BIN)/python -m pytest -rP -m proof -n $(JOBS) -o faulthandler_timeout=900 tests/test_adopt_proof.py
+	$(BIN)/python -m pytest -rP -m proof -n $(JOBS) -o faulthandler_timeout=900 tests/test_adopt_proof.py tests/test_cli_adopt.py
 	$(BIN)/python -m benchmarks.adopt
 	$(BIN)/python -m benchmarks.adopt_look
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 
 import support
+from redrive.dev_server import DevServer, binaries
+from redrive.dev_server.supervisor import account
 from shapes_of_tables import SHAPES, UUIDS
 from shell import NOBODY, answer, complaint, on_terminal, redrive
 from test_adopt_report import LOST, SEED
@@ -106,3 +113,33 @@ def test_a_table_that_somebody_alters_is_told_and_not_waited_for(dsn):
 def test_without_a_database_it_says_so():
     assert "can't be reached" in complaint(redrive(NOBODY, "adopt", "mail_jobs", code=3))
     assert "no database is named" in complaint(redrive(None, "adopt", "mail_jobs", code=3))
+
+
+@pytest.mark.proof
+def test_a_standby_can_be_looked_at_as_well(tmp_path):
+    """A real one, streaming; it is said that the table can't be connected there."""
+    base = Path(tempfile.mkdtemp(dir=support.clusters()))
+    base.chmod(0o711)
+    how, who = {"wal_level": "replica", "max_wal_senders": "5"}, account() or {}
+    try:
+        with DevServer(base / "primary", keep=False, settings=how) as primary:
+            with psycopg.connect(primary.url, autocommit=True) as conn:
+                conn.execute(UUIDS + SHAPES["mail_jobs"])
+                conn.execute(SEED)
+            copy = base / "standby"
+            copy.mkdir(mode=0o711)
+            shutil.copy(primary.directory / "password", copy / "password")
+            if who:
+                for path in (copy, copy / "password"):
+                    os.chown(path, who["user"], who["group"])
+            command = [binaries.find(None) / "pg_basebackup", "--no-sync", "-R", "-X", "stream", "-c", "fast"]
+            subprocess.run([*command, "-D", copy / "data", "-d", primary.url], check=True, cwd="/", **who)
+            with DevServer(copy, keep=False, settings=how) as standby:
+                found = answer(standby.url, "adopt", "mail_jobs", "--zone", "UTC", "--max-attempts", 5)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    assert found["server"]["standby"]
+    assert {bucket["bucket"]: bucket["rows"] for bucket in found["lost"]} == LOST
+    assert [remark["text"] for remark in found["remarks"]] == [
+        "this is a standby: to connect the table, name the primary"
+    ]

@@ -63,6 +63,7 @@ class Plan:
         self.schema = schema
         self.table = look(conn, mapping.table)
         self.mapping = fitted(mapping, self.table)
+        prove(conn, self.mapping, self.table)
         self.wanted = wanted
         self.beside = not wanted.legacy_stopped
         self._demand_sight()

@@ -112,6 +112,16 @@ def adopt(
         screen.note(f"the report is written to {html_file}")
     if map_file is not None and mapping is None:
         _propose(made, map_file)
+    elif not as_json:
+        _next(table, map_file)
+
+
+def _next(table: str, map_file: str | None) -> None:
+    """Say how it goes on."""
+    if map_file is None:
+        screen.note(f"to have it worked: redrive adopt {table} --map FILE proposes how")
+    else:
+        screen.note(f"to have it worked: redrive adopt connect {table} --map {map_file} --dry-run")
 
 
 def _upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, yes: bool) -> None:

@@ -89,7 +89,8 @@ def _table(made: Report) -> None:
 def _columns(made: Report) -> None:
     taken: dict[str, list[str]] = {}
     for role, told in ROLES.items():
-        if name := getattr(made.reading, role):
+        name = getattr(made.reading, role)
+        if name and not (role == "since" and name == made.reading.created):
             taken.setdefault(name, []).append(told)
     indexed = {column for index in made.survey.table.indexes for column in index.columns if column}
     rows = []
