@@ -11,6 +11,7 @@ import pytest
 
 import support
 from redrive.adopt import mapfile
+from redrive.adopt.bridge import Plan, Wanted
 from redrive.adopt.document import UNANSWERED
 from redrive.adopt.fit import fitted
 from redrive.adopt.mapping import Attempts, Clock, Mapping, Payload, Priority, Runnable, Write, parse
@@ -97,6 +98,7 @@ def test_once_its_questions_are_answered_a_proposal_suits_its_table(home, name):
         return
     mapping = fitted(answered(draft), table)
     prove(home, mapping, table)
+    assert Plan(home, "redrive", mapping, Wanted(legacy_stopped=True)).script()
 
 
 def test_every_line_of_a_proposal_has_its_reason(home):
