@@ -597,10 +597,11 @@ def test_failed_sql_is_contained_on_an_async_connection_too(queue, db):
 
 
 def test_a_test_that_is_cancelled_stops_its_handler_and_no_job_is_judged(queue, db):
-    stopped = []
+    begun, stopped = asyncio.Event(), []
 
     @queue.handler("hangs")
     async def hangs():
+        begun.set()
         try:
             await asyncio.sleep(30)
         finally:
@@ -609,8 +610,11 @@ def test_a_test_that_is_cancelled_stops_its_handler_and_no_job_is_judged(queue, 
     async def test() -> None:
         async with await psycopg.AsyncConnection.connect(db) as connection:
             await queue.enqueue_async("hangs", connection=connection)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(run_pending_async(queue, connection), 0.1)
+            running = asyncio.create_task(run_pending_async(queue, connection))
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
             await connection.rollback()
 
     asyncio.run(test())
