@@ -16,6 +16,7 @@ from redrive.adopt.bridge import Plan, Wanted
 from redrive.adopt.look import look
 from redrive.adopt.mapping import parse
 from redrive.backoff import fixed
+from redrive.doctor import examine
 from redrive.errors import Dead
 from shapes_of_tables import SHAPES
 from support_engine import drain
@@ -244,6 +245,40 @@ class TestConnect:
                 adopt(conn, "mail_null")
         finally:
             conn.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+    def test_what_is_checked_at_the_commit_is_refused_since_it_would_be_the_trouble_of_others(self, conn):
+        make(conn, "mail_delete")
+        conn.execute("CREATE TABLE opened (mail int REFERENCES mail_delete DEFERRABLE INITIALLY DEFERRED)")
+        with pytest.raises(InvalidOption, match="opened_mail_fkey of opened is checked at the commit"):
+            adopt(conn, "mail_delete")
+
+    def test_the_tables_own_triggers_find_their_tables_and_what_they_change_is_kept(self, conn, queue):
+        """They run below ours, whose search_path is fixed."""
+        queue.handler("work")(lambda _payload: None)
+        make(conn, "mail_simple")
+        conn.execute(
+            "CREATE TABLE log (said text);"
+            "CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN INSERT INTO log VALUES (NEW.status); NEW.subject := NEW.status; RETURN NEW; END $$;"
+            "CREATE TRIGGER log BEFORE UPDATE ON mail_simple FOR EACH ROW EXECUTE FUNCTION log()"
+        )
+        adopt(conn, "mail_simple")
+        insert(conn, "mail_simple")
+        drain(queue)
+        assert conn.execute("SELECT array_agg(said) FROM log").fetchone() == (["sending", "sent"],)
+        assert [row["subject"] for row in rows(conn, "mail_simple")] == ["sent"]
+
+    def test_the_doctor_tells_what_is_in_the_way(self, conn, queue):
+        make(conn, "mail_simple")
+        adopt(conn, "mail_simple")
+        found = [each.text for each in examine(queue, conn) if each.check == "adoptions"]
+        assert found == []
+        conn.read_only = None
+        conn.execute("DROP TABLE mail_simple")
+        found = [each.text for each in examine(queue, conn) if each.check == "adoptions"]
+        assert found == [
+            "adopted table public.mail_simple: public.mail_simple is gone: `redrive adopt undo` takes the rest away"
+        ]
 
 
 class TestUndo:

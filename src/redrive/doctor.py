@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier, Literal
 
 from redrive import broker, figures
+from redrive.adopt import bridge
 from redrive.connections import conninfo
 from redrive.diagnosis import Diagnosis, Patient
 from redrive.masking import mask_text
@@ -326,6 +327,14 @@ def _retention(patient: Patient) -> None:
             )
 
 
+def _adoptions(patient: Patient) -> None:
+    with patient.reading() as conn:
+        found = [(row, bridge.notes(conn, patient.schema, row.id)) for row in bridge.adoptions(conn, patient.schema)]
+    for row, notes in found:
+        for trouble in bridge.troubles(row, notes):
+            patient.bad(f"adopted table {row.name}: {trouble}", f"see `redrive adopt status {row.name}`")
+
+
 CHECKS: dict[str, Callable[[Patient], None]] = {
     "horizon": _horizon,
     "vacuum": _vacuum,
@@ -340,6 +349,7 @@ CHECKS: dict[str, Callable[[Patient], None]] = {
     "sequences": _sequences,
     "settings": _settings,
     "retention": _retention,
+    "adoptions": _adoptions,
     "broker": broker.check,
 }
 """Each check by its name, in the order in which they are made."""

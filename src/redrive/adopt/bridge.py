@@ -63,10 +63,10 @@ class Plan:
         self.schema = schema
         self.table = look(conn, mapping.table)
         self.mapping = fitted(mapping, self.table)
-        prove(conn, self.mapping, self.table)
         self.wanted = wanted
         self.beside = not wanted.legacy_stopped
         self._demand_sight()
+        self._demand_no_delay(conn)
         prove(conn, self.mapping, self.table)
         if self.beside and not blinds(self.mapping):
             raise InvalidOption(risk(self.mapping))
@@ -99,6 +99,15 @@ class Plan:
     def index_name(self) -> str:
         """The name of the index that the sweep would get."""
         return f"{self.table.name[:40]}_redrive_idx"
+
+    def _demand_no_delay(self, conn: psycopg.Connection[Any]) -> None:
+        """Refuse what Postgres would check at the commit only: an error there is one of all outcomes in that commit."""
+        deletes = self.mapping.succeeded.delete
+        for row in run(conn, named("adopt_deferred", self.schema, table=self.table.oid, deletes=deletes)):
+            raise InvalidOption(
+                f"{row.name} of {row.of_table} is checked at the commit, where its error would be of other jobs as "
+                "well: make it INITIALLY IMMEDIATE first"
+            )
 
     def _demand_sight(self) -> None:
         if self.table.filtered:
@@ -198,6 +207,18 @@ def demand(conn: psycopg.Connection[Any], schema: str, name: str) -> Any:
 def notes(conn: psycopg.Connection[Any], schema: str, adoption: int) -> list[Any]:
     """List what stands in the way of rows of an adoption, with how many and an example."""
     return run(conn, named("adoption_notes", schema, id=adoption))
+
+
+def troubles(adoption: Any, found: list[Any]) -> list[str]:
+    """Say what is in the way of an adoption, of which *found* are the notes; nothing where all is well."""
+    said = [f"{adoption.name} is gone: `redrive adopt undo` takes the rest away"] if adoption.gone else []
+    # that of the jobs, and two on the table
+    if not adoption.gone and adoption.ending_at is None and adoption.triggers < 1 + 2 * adoption.by_trigger:
+        said.append("a trigger is gone or disabled: undo it and connect it again")
+    if adoption.ending_at is not None:
+        said.append("it is half undone: say `redrive adopt undo` again")
+    said += [adoption.trouble] if adoption.trouble else []
+    return said + [f"{each.rows} rows, such as {each.example}: {each.note}" for each in found]
 
 
 def pause(

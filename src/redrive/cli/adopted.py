@@ -33,7 +33,7 @@ def status(*, table: str | None, database_url: str | None, schema: str | None, a
     with session(database_url, schema) as now:
         found = [bridge.demand(now.conn, now.schema, table)] if table else bridge.adoptions(now.conn, now.schema)
         notes = {row.id: bridge.notes(now.conn, now.schema, row.id) for row in found}
-    troubles = {row.id: _troubles(row, notes[row.id]) for row in found}
+    troubles = {row.id: bridge.troubles(row, notes[row.id]) for row in found}
     if as_json:
         said = [{**row._asdict(), "notes": [each._asdict() for each in notes[row.id]]} for row in found]
         screen.document(said[0] if table else said)
@@ -43,16 +43,6 @@ def status(*, table: str | None, database_url: str | None, schema: str | None, a
         _show(found, troubles, now)
     if any(troubles.values()):
         raise click.exceptions.Exit(PROBLEM)
-
-
-def _troubles(row: Any, notes: list[Any]) -> list[str]:
-    said = [f"{row.name} is gone: `redrive adopt undo` takes the rest away"] if row.gone else []
-    if not row.gone and row.triggers < 1 + 2 * row.by_trigger and row.ending_at is None:  # that of the jobs, and two
-        said.append("a trigger is gone or disabled: undo it and connect it again")
-    if row.ending_at is not None:
-        said.append("it is half undone: say `redrive adopt undo` again")
-    said += [row.trouble] if row.trouble else []
-    return said + [f"{each.rows} rows, such as {each.example}: {each.note}" for each in notes]
 
 
 def _show(found: list[Any], troubles: dict[int, list[str]], now: Session) -> None:

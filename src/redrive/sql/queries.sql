@@ -3860,6 +3860,15 @@ VALUES (%(name)s, %(table)s::oid, %(map)s::text::jsonb, %(by_trigger)s, %(by_swe
 ON CONFLICT (table_oid) DO NOTHING
 RETURNING id
 
+-- name: adopt_deferred
+-- What a write to the table would have checked at the commit: constraint triggers, and foreign keys to a row that is deleted.
+SELECT t.tgname::text AS name, t.tgrelid::regclass::text AS of_table FROM pg_trigger t
+WHERE t.tgrelid = %(table)s::oid AND NOT t.tgisinternal AND t.tginitdeferred
+UNION ALL
+SELECT k.conname::text, k.conrelid::regclass::text FROM pg_constraint k
+WHERE %(deletes)s AND k.contype = 'f' AND k.confrelid = %(table)s::oid AND k.condeferred
+LIMIT 1
+
 -- name: ready_adoption
 UPDATE {adoptions} SET ready = true, round_at = NULL WHERE id = %(id)s RETURNING id
 
