@@ -107,7 +107,7 @@ def test_the_core_needs_nothing_but_its_four_dependencies():
         "pytest",
         "uvloop",
     ]
-    extras += ["jinja2", "starlette", "uvicorn", "aiohttp", "botocore", "httpx", "httpx2", "requests"]
+    extras += ["jinja2", "starlette", "uvicorn", "aiohttp", "botocore", "httpx", "httpx2", "requests", "django"]
     assert importlib.util.find_spec("msgspec"), "the test's own environment has extras to block"
     block = f"import sys; sys.modules.update(dict.fromkeys({extras})); import redrive, redrive.cli"
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
