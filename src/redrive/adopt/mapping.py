@@ -11,6 +11,7 @@ from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Literal, get_args
 from zoneinfo import available_timezones
 
@@ -25,6 +26,9 @@ CONTENTS: tuple[str, ...] = get_args(Contents)
 MOMENTS = ("claimed", "waiting", "succeeded", "dead")
 """When something is written to a row."""
 _ZONED = ("timestamp", "iso")
+
+zones = cache(available_timezones)
+"""The names of the zones: looked for in the file system, and hence once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +238,8 @@ def _clock(read: Reader) -> Clock:
     zone = read.text("zone")
     if zone is not None and form is not None and form not in _ZONED:
         read.wrong("zone", f"{form} says by itself what time it is: leave the zone out")
-    elif zone is not None and zone not in available_timezones():
-        near = get_close_matches(zone, available_timezones(), 1)
+    elif zone is not None and zone not in zones():
+        near = get_close_matches(zone, zones(), 1)
         read.wrong("zone", f"{zone!r} is no zone" + (f", did you mean {near[0]!r}?" if near else ": write it as UTC"))
     elif zone is None and form == "timestamp" and read.lacks("zone"):
         read.wrong("zone", 'is missing: whose wall clock do the times show? Such as "UTC" or "Europe/Paris"')
