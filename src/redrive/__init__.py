@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         Retry,
         Snooze,
     )
-    from redrive.job import ClaimedJob, Enqueued, Job
+    from redrive.job import ClaimedJob, Enqueued, Job, Published
     from redrive.queue import Queue
 else:
     # Imported when first asked for: `redrive --help` is this package's, too, and need not wait for the driver.
@@ -38,6 +38,7 @@ __all__ = [
     "InvalidPayload",
     "Job",
     "LeaseLost",
+    "Published",
     "Queue",
     "RedriveError",
     "Retry",

@@ -57,6 +57,8 @@ WORKER_RIGHTS = {
     "alert_messages": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "alert_state": ("SELECT", "UPDATE"),
     "adoptions": ("SELECT",),
+    "subscriptions": ("SELECT", "INSERT", "UPDATE"),
+    "unheard_topics": ("SELECT", "INSERT", "DELETE"),
     "migrations": ("SELECT",),
     "jobs_archive": ("SELECT", "INSERT"),
 }

@@ -119,6 +119,8 @@ class Handler(Generic[P, R]):
     """When to hold its jobs back, since what they call is down; None for never."""
     target: Callable[[Any], str] | None = None
     """Gives the name of the service that a job with this payload calls, such as a host: its lane."""
+    topics: tuple[str, ...] = ()
+    """What it subscribes to."""
     registered_in: str = ""
     """The module whose import registers it, where that isn't the function's own."""
     is_async: bool = field(init=False)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
+import string
 import sys
 import threading
 import time
@@ -33,6 +35,7 @@ RENEW_EVERY = 30.0
 BLOCKED_AFTER = 2.0
 STUCK_AFTER = 30.0
 """Seconds after which a round of this has no end any more: longer than any timeout of a connection."""
+_ALPHABET = string.digits + string.ascii_lowercase
 QUICK = 0.1
 """Seconds within which a beat is answered whose word for the time is taken."""
 
@@ -211,3 +214,9 @@ def _where(thread: int) -> str:
     """Name the line of Python at which *thread* is."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 - the only way to see it
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}" if frame else ""
+
+
+def worker_name() -> str:
+    """Make a name: host, process and boot, short because every claim writes it."""
+    boot = "".join(secrets.choice(_ALPHABET) for _ in range(6))
+    return f"{socket.gethostname()[:16].replace(':', '-')}:{os.getpid()}:{boot}"

@@ -47,6 +47,20 @@ class Enqueued:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """The answer to a publish."""
+
+    topic: str
+    jobs: tuple[Enqueued, ...]
+    """One for each subscriber, by kind; empty where nobody subscribes."""
+
+    @property
+    def count(self) -> int:
+        """How many jobs were made: without those whose key lived already."""
+        return sum(job.created for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job's row, whole."""
 
@@ -188,6 +202,11 @@ class ClaimedJob:
     def metadata(self) -> dict[str, Any]:
         """What was noted beside the payload at the enqueue, such as a trace context."""
         return json.loads(self._metadata) if self._metadata else {}
+
+    @property
+    def topic(self) -> str | None:
+        """The topic that was published, whose subscriber this job's kind is; None for a job that was enqueued."""
+        return self.metadata.get("topic")
 
     @property
     def idempotency_key(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from redrive import child, store
 from redrive.audit import Audit, signed
@@ -15,31 +15,29 @@ from redrive.classify import Classify
 from redrive.definition import InCode
 from redrive.drivers import AsyncBorrowed, Borrowed, demand
 from redrive.ended import Ended
-from redrive.errors import InvalidOption, NoDatabase
+from redrive.errors import InvalidOption
 from redrive.groups import Groups
 from redrive.handlers import Handler, P, R
 from redrive.job import Enqueued, Job
 from redrive.kinds import Kinds
 from redrive.once import insert as insert_once
 from redrive.once import once
-from redrive.pool import Pool
-from redrive.registry import Registry
+from redrive.publisher import Publisher
 from redrive.requeues import Requeues
 from redrive.schedules import Schedules
 from redrive.settings import load
 from redrive.statements import Statement, Steps, afollow, arun, follow, run
 from redrive.stats import Stats
+from redrive.topics import Topics
 from redrive.worker import Worker, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-T = TypeVar("T")
-
 _TRIES = 20
 
 
-class Queue(Registry):
+class Queue(Publisher):
     """Jobs in the tables of one schema of one database, and the handlers that run them.
 
     Args:
@@ -52,8 +50,7 @@ class Queue(Registry):
     """
 
     def __init__(self, database_url: str | None = None, *, classify: Classify | None = None, **settings: Any) -> None:
-        self.settings = load({"database_url": database_url, **settings})
-        super().__init__(classify)
+        super().__init__(load({"database_url": database_url, **settings}), classify)
         self.schedules = Schedules(self)
         self.kinds = Kinds(self)
         self.stats = Stats(self)
@@ -62,12 +59,7 @@ class Queue(Registry):
         self.audit = Audit(self)
         self.breakers = Breakers(self)
         self.batches = Batches(self)
-        self._pool: Pool | None = None
-
-    @property
-    def schema(self) -> str:
-        """The schema that holds this queue's tables."""
-        return self.settings.schema
+        self.topics = Topics(self)
 
     # -- handlers
 
@@ -246,18 +238,6 @@ class Queue(Registry):
         how: dict[str, Any] = {"by": by, "reason": reason, "connection": connection, "on_batch": on_batch}
         return await self.requeues.now_async(Ended.of(which), **how)
 
-    def ask(self, statement: Statement[T], connection: Borrowed | None = None) -> list[T]:
-        """Run a statement of :mod:`redrive.store` on *connection*, or on one of the queue's own."""
-        if connection is not None:
-            return run(connection, statement)
-        with self.pool.connection() as own:
-            return run(own, statement)
-
-    async def ask_async(self, statement: Statement[T], connection: AsyncBorrowed | None = None) -> list[T]:
-        """Run a statement from async code, on *connection* or on one of the queue's own."""
-        async with nullcontext(connection) if connection is not None else self.pool.async_connection() as own:
-            return await arun(own, statement)
-
     # -- workers
 
     def worker(self, **settings: Any) -> Worker:
@@ -303,24 +283,6 @@ class Queue(Registry):
         finally:
             for each in caught:
                 loop.remove_signal_handler(each)
-
-    def close(self) -> None:
-        """Close the queue's own idle connections; it opens new ones when used again."""
-        if self._pool is not None:
-            self._pool.close()
-
-    @property
-    def pool(self) -> Pool:
-        """The queue's own few connections, made at first use.
-
-        Raises:
-            NoDatabase: when no database is named anywhere.
-        """
-        if self._pool is None:
-            if not self.settings.database_url:
-                raise NoDatabase
-            self._pool = Pool(self.settings.database_url)
-        return self._pool
 
     # -- how
 

@@ -20,6 +20,7 @@ from redrive.handlers import dead_on as read_dead_on
 from redrive.instruments import noted
 from redrive.isolation import isolation as isolated
 from redrive.settings import unknown
+from redrive.topic import pattern
 from redrive.typed import dump
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Registry(Enqueuer):
         found = rules(classify, by_breaker, self.classify, dead_on_permanent=permanent)
         if target is not None and not callable(target):
             raise InvalidOption(f"target is {target!r:.80}: give a function from a payload to the name of a service")
-        registered_in = str(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001 - as logging finds its caller
+        registered_in = _caller()
 
         def register(function: Callable[P, R]) -> Handler[P, R]:
             handler = Handler(
@@ -106,6 +107,37 @@ class Registry(Enqueuer):
                 target=target,
             )
             self.handlers.add(handler)
+            return handler
+
+        return register
+
+    def subscribe(
+        self, *topics: str, kind: str | None = None, **options: Any
+    ) -> Callable[[Callable[P, R]], Handler[P, R]]:
+        """Subscribe a function to *topics*: each publish of one of them is a job of *kind*, which the function handles.
+
+        In a topic ``*`` stands for one word and ``#`` for any number, none included: ``invoice.*``, ``audit.#``. A publish
+        is one job, however many of them fit. *options* are those of :meth:`handler`; put above ``@queue.handler``, or
+        above another ``@queue.subscribe``, it takes none and adds its topics to that handler's.
+
+        Raises:
+            InvalidOption: for a topic or another value that makes no sense.
+        """
+        checked = tuple(pattern(topic) for topic in topics)
+        if not checked:
+            raise InvalidOption("subscribe: say to what, as in @queue.subscribe('invoice.paid', kind='send_receipt')")
+
+        def register(function: Callable[P, R]) -> Handler[P, R]:
+            if not isinstance(function, Handler):
+                handler = self.handler(kind, **options)(function)
+            elif kind is None and not options:
+                handler = function
+            else:
+                said = ", ".join(["kind"] * (kind is not None) + [*options])
+                raise InvalidOption(
+                    f"{said}: {function.kind!r} has a handler, where that belongs; give topics alone here"
+                )
+            handler.topics = tuple(dict.fromkeys((*checked, *handler.topics)))
             return handler
 
         return register
@@ -146,3 +178,11 @@ class Registry(Enqueuer):
 
     def _handler_of(self, kind: Any) -> Handler[Any, Any] | None:
         return self.handlers.get(kind) if isinstance(kind, str) else None
+
+
+def _caller() -> str:
+    """Name the module from which this one was called."""
+    frame = sys._getframe(1)  # noqa: SLF001 - as logging finds its caller
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))

@@ -9,11 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
 import signal
-import socket
-import string
 import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -27,7 +23,7 @@ from redrive.connections import Control, is_outage
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
 from redrive.guard import Guard
-from redrive.heartbeat import Heartbeat
+from redrive.heartbeat import Heartbeat, worker_name
 from redrive.job import Holder
 from redrive.listener import Listener, NoListener
 from redrive.migrate import demand_migrated
@@ -43,6 +39,7 @@ from redrive.service import FOR_EVER, Database, Service, Turning
 from redrive.slots import Slots
 from redrive.statements import named
 from redrive.strays import Strays
+from redrive.subscriber import Subscriber
 from redrive.sweeper import Sweeper
 from redrive.threads import Threads
 from redrive.watch import Watch
@@ -64,7 +61,6 @@ PATIENCE = 1.5
 BRIEFLY = 0.5
 """Seconds that one step of the end may take, and one that has nothing left to say."""
 LATE = 15.0
-_ALPHABET = string.digits + string.ascii_lowercase
 
 _log = logging.getLogger("redrive")
 
@@ -202,6 +198,7 @@ class Worker:
         self.requeuer = Requeuer(self.database, self._write)
         self.requeuer.on_moved = self.producer.woken
         self.sweeper = Sweeper(self.database, self._write, self.producer.woken)
+        self.subscriber = Subscriber(self.database, self._write, settings, self.handlers)
         self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
         self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
         words = {"kinds": self.producer.reconsider, "requeues": self.requeuer.wake, "adoptions": self.sweeper.wake}
@@ -240,7 +237,7 @@ class Worker:
 
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
-        first = (self.producer, self.pruner, self.requeuer, self.sweeper, self.alerter, self.recorder)
+        first = (self.producer, *(part for part in self._others() if part is not self.scrape))
         await asyncio.gather(*(turning[part].end() for part in first))
         self.writer.hand_back(self.slots.take_unstarted())
         self.slots.tell_all()
@@ -282,7 +279,7 @@ class Worker:
         def quiet() -> bool:
             return self.slots.empty and self.writer.idle
 
-        await _until(lambda: self.scheduler.settled or stopping.is_set(), PATIENCE)
+        await _until(lambda: (self.scheduler.settled and self.subscriber.settled) or stopping.is_set(), PATIENCE)
         while not stopping.is_set():
             await _until(lambda: quiet() or stopping.is_set())
             ended = self.batcher.ended
@@ -366,8 +363,11 @@ class Worker:
 
     def _in_loop(self) -> Iterable[Service]:
         workers_own = (self.producer, self.writer, self.guard, self.batcher, self.listener)
-        others = (self.pruner, self.requeuer, self.sweeper, self.alerter, self.recorder, self.scrape)
-        return (*workers_own, *others)
+        return (*workers_own, *self._others())
+
+    def _others(self) -> tuple[Service, ...]:
+        upkeep = (self.pruner, self.requeuer, self.sweeper, self.subscriber, self.alerter, self.recorder)
+        return (*upkeep, self.scrape)
 
     def _give_up_on_database(self) -> None:
         if self._away_too_long():
@@ -391,9 +391,3 @@ def stop_signals() -> list[signal.Signals]:
     hang_up = getattr(signal, "SIGHUP", None)  # not on Windows
     heard = hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([hang_up] if heard and hang_up else [])]
-
-
-def worker_name() -> str:
-    """Make a name: host, process and boot, short because every claim writes it."""
-    boot = "".join(secrets.choice(_ALPHABET) for _ in range(6))
-    return f"{socket.gethostname()[:16].replace(':', '-')}:{os.getpid()}:{boot}"

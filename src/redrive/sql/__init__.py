@@ -87,6 +87,8 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
         "alert_messages": within("alert_messages"),
         "adoptions": within("adoptions"),
         "adopted_rows": within("adopted_rows"),
+        "subscriptions": within("subscriptions"),
+        "unheard_topics": within("unheard_topics"),
         "migrations": within("migrations"),
         "clock": within("clock"),
         "wake": within("wake"),

@@ -1731,6 +1731,161 @@ ORDER BY name
 LIMIT 20
 
 
+------------------------------------------------------------------------------------------------ topics
+
+-- name: publish
+SELECT id, kind, created
+FROM {schema}.publish(
+    topic => %(topic)s::text, payload => %(payload)s::text::jsonb, run_at => %(run_at)s::timestamptz,
+    delay => CASE WHEN %(run_at)s::timestamptz IS NULL THEN make_interval(secs => %(delay)s::float8) END,
+    priority => %(priority)s::int, max_attempts => %(max_attempts)s::int, key => %(key)s::text, lane => %(lane)s::text,
+    expires_at => coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
+    metadata => %(metadata)s::text::jsonb, lanes => %(lanes)s::text::jsonb, batch => %(batch)s::bigint)
+
+-- name: publish_many
+-- As insert_jobs, for each of the subscribers. The lanes of a payload are those of the kinds that name their target.
+WITH heard AS MATERIALIZED (
+    SELECT kind, priority, max_attempts FROM {schema}.subscribers(%(topic)s::text)
+), given AS MATERIALIZED (
+    SELECT ordinal, payload::jsonb AS payload, key, lanes::jsonb AS lanes
+    FROM unnest(%(payloads)s::text[], %(keys)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS g(payload, key, lanes, ordinal)
+), wanted AS (
+    SELECT g.ordinal, h.kind, g.payload, h.priority, h.max_attempts, g.key || '@' || h.kind AS key,
+           coalesce(%(lane)s::text, g.lanes ->> h.kind, '') AS lane
+    FROM given g CROSS JOIN heard h
+), created AS (
+    INSERT INTO {jobs} (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata, batch)
+    SELECT w.kind, w.payload, coalesce(%(run_at)s::timestamptz, {clock}() + make_interval(secs => %(delay)s::float8)),
+           coalesce(%(priority)s::int, w.priority), coalesce(%(max_attempts)s::int, w.max_attempts), w.key, w.lane,
+           coalesce(%(expires_at)s::timestamptz, {clock}() + make_interval(secs => %(expires_in)s::float8)),
+           coalesce(%(metadata)s::text::jsonb, '{{}}'::jsonb) || jsonb_build_object('topic', %(topic)s::text), %(batch)s::bigint
+    FROM wanted w
+    WHERE w.key IS NULL
+       OR (SELECT j.id FROM {jobs} j WHERE j.key = w.key AND j.status IN ('pending', 'running')) IS NULL
+    ORDER BY w.ordinal, w.kind
+    ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
+    RETURNING id
+)
+SELECT id FROM created ORDER BY id
+
+-- name: note_unheard
+-- What publish() does itself. No row in the answer: somebody subscribes.
+SELECT {schema}.note_unheard(%(topic)s::text)::text AS noted
+WHERE NOT EXISTS (SELECT FROM {schema}.subscribers(%(topic)s::text))
+
+-- name: register_subscriptions
+-- What this process has in its code: a new one is made, one that was disabled is in force again. Producers wait for whoever
+-- has a row locked, since what they publish next must find it; workers have their turn later (:patience).
+WITH given AS (
+    SELECT topic, kind, priority, max_attempts, string_to_array(nullif(aliases, ''), chr(31)) AS aliases
+    FROM unnest(%(topics)s::text[], %(kinds)s::text[], %(priorities)s::smallint[], %(max_attempts)s::int[], %(aliases)s::text[])
+         AS g(topic, kind, priority, max_attempts, aliases)
+), held AS MATERIALIZED (
+    SELECT s.topic, s.kind
+    FROM given g JOIN {subscriptions} s ON s.topic = g.topic AND s.kind = g.kind
+    WHERE s.owner = 'code'
+    ORDER BY s.topic, s.kind
+    FOR NO KEY UPDATE OF s {patience}
+), kept AS (
+    UPDATE {subscriptions} AS s
+    SET priority = g.priority, max_attempts = g.max_attempts, aliases = coalesce(g.aliases, '{{}}'), disabled_at = NULL,
+        seen_at = {clock}()
+    FROM held h JOIN given g ON g.topic = h.topic AND g.kind = h.kind
+    WHERE s.topic = h.topic AND s.kind = h.kind AND s.owner = 'code'
+    RETURNING s.topic, s.kind
+), added AS (
+    INSERT INTO {subscriptions} (topic, kind, owner, priority, max_attempts, aliases, created_at, seen_at)
+    SELECT g.topic, g.kind, 'code', g.priority, g.max_attempts, coalesce(g.aliases, '{{}}'), {clock}(), {clock}()
+    FROM given g
+    WHERE NOT EXISTS (SELECT FROM {subscriptions} s WHERE s.topic = g.topic AND s.kind = g.kind AND s.owner = 'code')
+    ORDER BY g.topic, g.kind
+    ON CONFLICT (topic, kind, owner) DO NOTHING
+    RETURNING topic, kind
+)
+SELECT topic, kind FROM kept
+UNION ALL
+SELECT topic, kind FROM added
+
+-- name: look_at_subscriptions
+-- The sign that this worker has these in its code. One that has been up for the grace itself (:judge) disables what is in no
+-- code any more. That a live worker runs the kind, and none has had the subscription in its code for so long, says it; that
+-- nobody runs the kind may be an outage, through which it goes on for days and its jobs wait.
+WITH mine AS (
+    SELECT topic, kind FROM unnest(%(topics)s::text[], %(kinds)s::text[]) AS g(topic, kind)
+), seen AS (
+    UPDATE {subscriptions} AS s SET seen_at = {clock}(), disabled_at = NULL
+    FROM (SELECT o.topic, o.kind
+          FROM mine m JOIN {subscriptions} o ON o.topic = m.topic AND o.kind = m.kind
+          WHERE o.owner = 'code' AND (o.seen_at < {clock}() - make_interval(secs => %(fresh)s::float8) OR o.disabled_at IS NOT NULL)
+          ORDER BY o.topic, o.kind FOR NO KEY UPDATE OF o SKIP LOCKED) h
+    WHERE s.topic = h.topic AND s.kind = h.kind AND s.owner = 'code'
+), gone AS (
+    UPDATE {subscriptions} AS s SET disabled_at = {clock}()
+    FROM (SELECT o.topic, o.kind
+          FROM {subscriptions} o
+          WHERE %(judge)s AND o.owner = 'code' AND o.disabled_at IS NULL
+            AND NOT EXISTS (SELECT FROM mine m WHERE m.topic = o.topic AND m.kind = o.kind)
+            AND coalesce(o.seen_at, o.created_at) < {clock}() - make_interval(secs => %(grace)s::float8)
+            AND (EXISTS (SELECT FROM {workers} w WHERE w.heartbeat_at > {clock}() - w.lease AND o.kind = ANY (w.kinds))
+                 OR coalesce(o.seen_at, o.created_at) < {clock}() - make_interval(secs => %(silence)s::float8))
+          ORDER BY o.topic, o.kind FOR NO KEY UPDATE OF o SKIP LOCKED) h
+    WHERE s.topic = h.topic AND s.kind = h.kind AND s.owner = 'code'
+    RETURNING s.topic, s.kind
+), forgotten AS (
+    DELETE FROM {unheard_topics} WHERE at < {clock}() - interval '7 days'
+)
+SELECT topic, kind FROM gone ORDER BY topic, kind
+
+-- name: list_subscriptions
+SELECT topic, kind, owner, priority, max_attempts, created_by, created_at, seen_at, disabled_at
+FROM {subscriptions}
+WHERE (%(kind)s::text IS NULL OR kind = %(kind)s)
+  AND (%(topic)s::text IS NULL OR topic = %(topic)s
+       OR CASE WHEN pattern IS NULL THEN false ELSE %(topic)s || '.' ~ pattern END)
+ORDER BY topic, kind, owner
+
+-- name: list_unheard
+-- What is published and has no subscriber yet.
+SELECT u.topic, min(u.at) AS since, max(u.at) AS last
+FROM {unheard_topics} u
+WHERE NOT EXISTS (SELECT FROM {schema}.subscribers(u.topic))
+GROUP BY u.topic
+ORDER BY max(u.at) DESC
+LIMIT %(limit)s
+
+-- name: add_subscription
+WITH was AS (
+    SELECT priority, max_attempts FROM {subscriptions} WHERE topic = %(topic)s AND kind = %(kind)s AND owner = 'operator'
+), done AS (
+    INSERT INTO {subscriptions} AS s (topic, kind, owner, priority, max_attempts, created_by, created_at)
+    VALUES (%(topic)s, %(kind)s, 'operator', %(priority)s, %(max_attempts)s, %(by)s, {clock}())
+    ON CONFLICT (topic, kind, owner) DO UPDATE
+    SET priority = excluded.priority, max_attempts = excluded.max_attempts, disabled_at = NULL
+    RETURNING topic, kind, priority, max_attempts
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, before, after)
+    SELECT {clock}(), %(who)s::text, 'topic add', jsonb_build_object('topic', topic, 'kind', kind), %(why)s::text, 1,
+           (SELECT to_jsonb(was) FROM was), jsonb_build_object('priority', priority, 'max_attempts', max_attempts)
+    FROM done
+    WHERE (priority, max_attempts) IS DISTINCT FROM (SELECT (priority, max_attempts) FROM was)
+)
+SELECT topic, kind FROM done
+
+-- name: remove_subscription
+-- One of the code's would come back with the next worker that starts, unless none has it any more.
+WITH done AS (
+    DELETE FROM {subscriptions}
+    WHERE topic = %(topic)s AND kind = %(kind)s AND (owner = 'operator' OR disabled_at IS NOT NULL)
+    RETURNING topic, kind, owner, priority, max_attempts
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, before)
+    SELECT {clock}(), %(who)s::text, 'topic remove', jsonb_build_object('topic', topic, 'kind', kind), %(why)s::text, 1,
+           jsonb_build_object('owner', owner, 'priority', priority, 'max_attempts', max_attempts)
+    FROM done
+)
+SELECT topic, kind FROM done
+
+
 ------------------------------------------------------------------------------------------------ what operators say
 
 -- name: get_job

@@ -191,6 +191,64 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE FUNCTION redrive.note_unheard(topic text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+BEGIN
+    IF NOT EXISTS (SELECT FROM "redrive"."unheard_topics" u WHERE u.topic = note_unheard.topic AND u.at > "redrive"."clock"() - interval '1 hour')
+       AND (SELECT count(*) FROM (SELECT FROM "redrive"."unheard_topics" LIMIT 10000) few) < 10000
+       AND pg_try_advisory_xact_lock(hashtextextended(note_unheard.topic, 2840629984317346940)) THEN
+        INSERT INTO "redrive"."unheard_topics" (topic, at) VALUES (note_unheard.topic, "redrive"."clock"());
+    END IF;
+END $$;
+
+CREATE FUNCTION redrive.publish(topic text, payload jsonb DEFAULT '{}'::jsonb, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, delay interval DEFAULT NULL::interval, priority integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer, key text DEFAULT NULL::text, lane text DEFAULT NULL::text, expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone, metadata jsonb DEFAULT NULL::jsonb, lanes jsonb DEFAULT NULL::jsonb, batch bigint DEFAULT NULL::bigint) RETURNS TABLE(id bigint, kind text, created boolean)
+    LANGUAGE plpgsql
+    AS $_$
+#variable_conflict use_column
+DECLARE
+    starts timestamptz := coalesce(publish.run_at, "redrive"."clock"() + coalesce(publish.delay, '0'));
+    noted jsonb := coalesce(publish.metadata, '{}'::jsonb) || jsonb_build_object('topic', publish.topic);
+    body jsonb := coalesce(publish.payload, '{}'::jsonb);
+    each record;
+BEGIN
+    IF publish.run_at IS NOT NULL AND publish.delay IS NOT NULL THEN
+        RAISE EXCEPTION 'publish: give run_at or delay, not both' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF publish.topic IS NULL OR publish.topic !~ '^[^.*#]+(\.[^.*#]+)*$' OR octet_length(publish.topic) > 255 THEN
+        RAISE EXCEPTION 'publish: the topic % must be words between dots, without * or #, of at most 255 bytes',
+            coalesce(quote_literal(publish.topic), 'NULL') USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF publish.key IS NULL THEN
+        RETURN QUERY
+        INSERT INTO "redrive"."jobs" AS j (kind, payload, run_at, priority, max_attempts, lane, expires_at, metadata, batch)
+        SELECT s.kind, body, starts, coalesce(publish.priority, s.priority), coalesce(publish.max_attempts, s.max_attempts),
+               coalesce(publish.lane, publish.lanes ->> s.kind, ''), publish.expires_at, noted, publish.batch
+        FROM "redrive".subscribers(publish.topic) s
+        RETURNING j.id, j.kind, true;
+    ELSE
+        FOR each IN SELECT s.*, publish.key || '@' || s.kind AS one FROM "redrive".subscribers(publish.topic) s LOOP
+            LOOP
+                RETURN QUERY
+                SELECT j.id, each.kind, false FROM "redrive"."jobs" j WHERE j.key = each.one AND j.status IN ('pending', 'running');
+                EXIT WHEN FOUND;
+                RETURN QUERY
+                INSERT INTO "redrive"."jobs" AS j (kind, payload, run_at, priority, max_attempts, key, lane, expires_at, metadata, batch)
+                VALUES (each.kind, body, starts, coalesce(publish.priority, each.priority),
+                        coalesce(publish.max_attempts, each.max_attempts), each.one,
+                        coalesce(publish.lane, publish.lanes ->> each.kind, ''), publish.expires_at, noted, publish.batch)
+                ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
+                RETURNING j.id, each.kind, true;
+                EXIT WHEN FOUND;
+            END LOOP;
+        END LOOP;
+    END IF;
+    IF NOT FOUND THEN -- of the INSERT whether it made a job, of the loop whether it turned
+        PERFORM "redrive".note_unheard(publish.topic);
+    END IF;
+END $_$;
+
 CREATE FUNCTION redrive.quantile(histogram bigint[], share double precision) RETURNS double precision
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
@@ -219,6 +277,29 @@ BEGIN
     NEW.updated_at := now();
     RETURN NEW;
 END $$;
+
+CREATE FUNCTION redrive.subscribers(topic text) RETURNS TABLE(kind text, priority smallint, max_attempts integer)
+    LANGUAGE sql STABLE
+    AS $$
+    WITH words AS MATERIALIZED (
+        SELECT string_to_array(subscribers.topic, '.') AS w
+    ), heard AS MATERIALIZED (
+        SELECT DISTINCT ON (s.kind) s.kind, s.priority, s.max_attempts, s.aliases
+        FROM "redrive"."subscriptions" s
+        WHERE s.stem = ANY (ARRAY(
+                  SELECT array_to_string(w[1:n], '.') || CASE WHEN n > 0 THEN '.' ELSE '' END
+                  FROM words, generate_series(0, cardinality(w)) n))
+          AND s.disabled_at IS NULL
+          AND CASE WHEN s.pattern IS NULL THEN s.topic = subscribers.topic ELSE subscribers.topic || '.' ~ s.pattern END
+        ORDER BY s.kind, s.owner, length(s.stem) DESC, s.topic
+    )
+    SELECT h.kind, h.priority, h.max_attempts
+    FROM heard h
+    WHERE NOT EXISTS (SELECT FROM heard o WHERE h.kind = ANY (o.aliases) AND o.kind <> h.kind)
+    ORDER BY h.kind
+$$;
+
+COMMENT ON FUNCTION redrive.subscribers(topic text) IS 'the kinds that get a job when this topic is published';
 
 CREATE FUNCTION redrive.tell_of_adoption() RETURNS trigger
     LANGUAGE plpgsql
@@ -908,6 +989,44 @@ COMMENT ON COLUMN redrive.stats.wait_seconds IS 'from the time at which each was
 
 COMMENT ON COLUMN redrive.stats.waits IS 'histogram of the waits: how many took up to 0.0001 s is waits[1], and each further place reaches 2^(1/4) times as far; the zeros at both ends are left out, so it may begin at [30]. So it is with runs';
 
+CREATE TABLE redrive.subscriptions (
+    topic text NOT NULL,
+    kind text NOT NULL,
+    owner text DEFAULT 'operator'::text NOT NULL,
+    priority smallint DEFAULT 5 NOT NULL,
+    max_attempts integer DEFAULT 5 NOT NULL,
+    aliases text[] DEFAULT '{}'::text[] NOT NULL,
+    created_by text,
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    seen_at timestamp with time zone,
+    disabled_at timestamp with time zone,
+    stem text GENERATED ALWAYS AS (COALESCE("substring"((topic || '.'::text), '^((?:[^.*#]+\.)*)'::text), ''::text)) STORED NOT NULL,
+    pattern text GENERATED ALWAYS AS (
+CASE
+    WHEN (topic ~ '[*#]'::text) THEN (('^'::text || replace(replace(replace(regexp_replace((topic || '.'::text), '[][\\^$()|{}+?]'::text, '\\\&'::text, 'g'::text), '.'::text, '\.'::text), '*'::text, '[^.]+'::text), '#\.'::text, '(?:[^.]+\.)*'::text)) || '$'::text)
+    ELSE NULL::text
+END) STORED,
+    CONSTRAINT subscriptions_kind_is_1_to_1000_bytes CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 1000))),
+    CONSTRAINT subscriptions_max_attempts_is_at_least_1 CHECK ((max_attempts >= 1)),
+    CONSTRAINT subscriptions_owner_is_code_or_operator CHECK ((owner = ANY (ARRAY['code'::text, 'operator'::text]))),
+    CONSTRAINT subscriptions_priority_is_0_to_9 CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT subscriptions_topic_is_at_most_255_bytes CHECK ((octet_length(topic) <= 255)),
+    CONSTRAINT subscriptions_topic_is_words_between_dots CHECK ((topic ~ '^([^.*#]+|[*#])(\.([^.*#]+|[*#]))*$'::text))
+)
+WITH (fillfactor='50');
+
+COMMENT ON COLUMN redrive.subscriptions.owner IS 'code: workers keep it as their code has it; operator: it is left alone';
+
+COMMENT ON COLUMN redrive.subscriptions.aliases IS 'former names of the kind: what subscribes under one of them gets no second job';
+
+COMMENT ON COLUMN redrive.subscriptions.seen_at IS 'when a live worker last had it in its code';
+
+COMMENT ON COLUMN redrive.subscriptions.disabled_at IS 'since when it is in no code any more; what is published makes no job for it';
+
+COMMENT ON COLUMN redrive.subscriptions.stem IS 'the words before the first wildcard, each with its dot';
+
+COMMENT ON COLUMN redrive.subscriptions.pattern IS 'as a regular expression, where there is a wildcard';
+
 CREATE VIEW redrive.throughput AS
  SELECT minute,
     kind,
@@ -930,6 +1049,11 @@ CREATE VIEW redrive.throughput AS
   GROUP BY minute, kind, minutes;
 
 COMMENT ON VIEW redrive.throughput IS 'what became of jobs, by minute (ten after two hours, an hour after a day) and kind; times in seconds';
+
+CREATE TABLE redrive.unheard_topics (
+    topic text NOT NULL,
+    at timestamp with time zone NOT NULL
+);
 
 CREATE TABLE redrive.workers (
     name text NOT NULL,
@@ -1035,6 +1159,9 @@ ALTER TABLE ONLY redrive.schedules
 ALTER TABLE ONLY redrive.stats
     ADD CONSTRAINT stats_pkey PRIMARY KEY (minute, kind, worker, minutes);
 
+ALTER TABLE ONLY redrive.subscriptions
+    ADD CONSTRAINT subscriptions_pkey PRIMARY KEY (topic, kind, owner);
+
 ALTER TABLE ONLY redrive.workers
     ADD CONSTRAINT workers_pkey PRIMARY KEY (name);
 
@@ -1085,6 +1212,10 @@ CREATE INDEX jobs_unexplained_idx ON redrive.jobs USING btree (status, id) WHERE
 CREATE INDEX requeues_active_idx ON redrive.requeues USING btree (id) WHERE (status = ANY (ARRAY['waiting'::text, 'canary'::text, 'running'::text]));
 
 CREATE INDEX stats_to_sum_up_idx ON redrive.stats USING btree (minutes, minute);
+
+CREATE INDEX subscriptions_stem_idx ON redrive.subscriptions USING btree (stem);
+
+CREATE INDEX unheard_topics_idx ON redrive.unheard_topics USING btree (topic, at);
 
 ALTER INDEX redrive.jobs_archive_id_idx ATTACH PARTITION redrive.jobs_archive_default_id_idx;
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from redrive.queue import Queue
     from redrive.statements import Statement
 
+ENQUEUING = ("enqueue", "enqueue_many", "publish", "publish_many")
 AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
@@ -102,7 +103,7 @@ def _without_awaiting(queue: Queue) -> dict[str, Callable[..., Any]]:
 
         return method
 
-    return {f"{name}_async": as_async(name) for name in ("enqueue", "enqueue_many")}
+    return {f"{name}_async": as_async(name) for name in ENQUEUING}
 
 
 def _through_the_loop(queue: Queue) -> dict[str, Callable[..., Any]]:
@@ -128,11 +129,8 @@ def _through_the_loop(queue: Queue) -> dict[str, Callable[..., Any]]:
         async with queue.pool.async_connection() as own:
             return await arun(own, statement)
 
-    twins: dict[str, Callable[..., Any]] = {
-        "enqueue": queue.enqueue_async,
-        "enqueue_many": queue.enqueue_many_async,
-        "ask": ask_async,
-    }
+    twins: dict[str, Callable[..., Any]] = {name: getattr(queue, f"{name}_async") for name in ENQUEUING}
+    twins["ask"] = ask_async
     return {name: as_sync(name, twin) for name, twin in twins.items()}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from redrive import store
 from redrive.errors import InvalidOption, RedriveError
 from redrive.events import JobDied, JobStarted, LeaseLost, emit
+from redrive.heartbeat import worker_name
 from redrive.job import Holder, Latest
 from redrive.lanes import Lanes
 from redrive.outcome import Finished, HandedBack, event, parameters, uncommitted
@@ -21,7 +22,6 @@ from redrive.payload import encode_result
 from redrive.statements import Statement, arun, named, run
 from redrive.testing.lent import connected, connection_of, connection_of_async
 from redrive.testing.trial import Loop, Trial, perform, perform_here, savepoint, savepoint_async
-from redrive.worker import worker_name
 from redrive.writer import complete
 
 if TYPE_CHECKING:
