@@ -25,6 +25,7 @@ NAMES = [
     "InvalidPayload",
     "Job",
     "LeaseLost",
+    "Published",
     "Queue",
     "RedriveError",
     "Retry",

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import logging
 from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from psycopg.rows import namedtuple_row
 
-import ways
-from engine import Inside, sessions
-from redrive import InvalidOption, InvalidPayload, Queue
-from redrive.connections import Control
-from redrive.job import Enqueued, Published
-from redrive.service import Database
-from redrive.settings import load
-from redrive.subscriber import Subscriber
-from redrive.topic import matches
-from support import wait_for
+from redrive import Queue
+from redrive.job import Published
 
 
 @pytest.fixture
