@@ -278,6 +278,23 @@ def _kinds(patient: Patient) -> None:
         )
 
 
+def _topics(patient: Patient) -> None:
+    for row in patient.ask("list_unheard", limit=20):
+        patient.note(
+            f"{row.topic} is published, last at {row.last:%Y-%m-%d %H:%M %Z}, and nobody subscribes to it",
+            f"@queue.subscribe in the code of a worker, or: redrive topics add {clean(row.topic)} KIND",
+            topic=row.topic,
+            since=row.since,
+        )
+    for row in patient.ask("list_subscriptions", kind=None, topic=None):
+        if row.disabled_at is not None:
+            patient.note(
+                f"{row.kind} subscribes to {row.topic} no more: no live worker has had that in its code",
+                f"where it was taken out on purpose: redrive topics remove {clean(row.topic)} {clean(row.kind)}",
+                disabled_at=row.disabled_at,
+            )
+
+
 def _sequences(patient: Patient) -> None:
     for row in patient.ask("doctor_sequences"):
         if row.last is not None and row.last > FULL * row.most:
@@ -348,6 +365,7 @@ CHECKS: dict[str, Callable[[Patient], None]] = {
     "pooler": _pooler,
     "clocks": _clocks,
     "kinds": _kinds,
+    "topics": _topics,
     "sequences": _sequences,
     "settings": _settings,
     "retention": _retention,

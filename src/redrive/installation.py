@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redrive.errors import NoDatabase
 from redrive.pool import Pool
 from redrive.statements import Statement, arun, run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from redrive.drivers import AsyncBorrowed, Borrowed
     from redrive.settings import Settings
 
@@ -39,6 +41,12 @@ class Installation:
         """Run a statement from async code, on *connection* or on one of the queue's own."""
         async with nullcontext(connection) if connection is not None else self.pool.async_connection() as own:
             return await arun(own, statement)
+
+    @contextmanager
+    def apart(self) -> Iterator[Any]:
+        """Lend a connection that is in no transaction of the caller's."""
+        with self.pool.connection() as own:
+            yield own
 
     def close(self) -> None:
         """Close the queue's own idle connections; it opens new ones when used again."""

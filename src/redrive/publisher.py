@@ -198,7 +198,7 @@ class Publisher(Installation, Registry):
         if (news := self._news()) == self._announced:
             return
         try:
-            with self.pool.connection() as own:
+            with self.apart() as own:
                 run(own, self._registration())
         except InsufficientPrivilege as error:
             self._tell_refused(error)

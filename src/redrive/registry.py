@@ -116,9 +116,9 @@ class Registry(Enqueuer):
     ) -> Callable[[Callable[P, R]], Handler[P, R]]:
         """Subscribe a function to *topics*: each publish of one of them is a job of *kind*, which the function handles.
 
-        In a topic ``*`` stands for one word and ``#`` for any number, none included: ``invoice.*``, ``audit.#``. A publish
-        is one job, however many of them fit. *options* are those of :meth:`handler`; put above ``@queue.handler``, or
-        above another ``@queue.subscribe``, it takes none and adds its topics to that handler's.
+        In a topic ``*`` stands for one word and ``#`` for any number, none included: ``invoice.*``, ``audit.#``.
+        However many of them fit, a publish is one job. *options* are those of :meth:`handler`; put above
+        ``@queue.handler``, or above another ``@queue.subscribe``, it takes none and adds its topics to that handler's.
 
         Raises:
             InvalidOption: for a topic or another value that makes no sense.

@@ -1,7 +1,7 @@
 """Writes down what this worker's code subscribes to, and disables what is in no code any more; on every worker.
 
-A publish reads the rows and nothing else, so a subscription has to be there from the first worker that has it in its code
-to the last. It looks so seldom that an idle worker says hardly more for it.
+A publish reads the rows and nothing else, so a subscription has to be there from the first worker that has it in its
+code to the last. It looks so seldom that an idle worker says hardly more for it.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ COMMANDS = {
     "breakers": "redrive.cli.breakers",
     "batches": "redrive.cli.batches",
     "schedules": "redrive.cli.schedules",
+    "topics": "redrive.cli.topics",
     "prune": "redrive.cli.prune",
     "audit": "redrive.cli.audit",
     "workers": "redrive.cli.look",

@@ -27,6 +27,7 @@ class Plan:
     timeout: float | None
     backoff: Backoff
     source: str
+    topics: tuple[str, ...] = ()
 
 
 @click.command(
@@ -54,6 +55,7 @@ def explain(kind: str, app: str | None, *, as_json: bool) -> None:
                 "max_attempts": plan.max_attempts,
                 "timeout": plan.timeout,
                 "backoff": repr(plan.backoff),
+                "topics": list(plan.topics),
                 "tries": tries,
             }
         )
@@ -61,6 +63,8 @@ def explain(kind: str, app: str | None, *, as_json: bool) -> None:
     click.echo(f"{screen.clean(kind)}: {plan.source}")
     limit = "no timeout" if plan.timeout is None else f"timeout {screen.span(plan.timeout)}"
     click.echo(f"backoff {screen.clean(_backoff(plan.backoff))}, {plan.max_attempts} attempts, {limit}")
+    if plan.topics:
+        click.echo(screen.one_line(f"subscribes to {', '.join(plan.topics)}"))
     click.echo()
     rows = [
         [
@@ -93,7 +97,7 @@ def _plan(kind: str, app: str | None) -> Plan:
         return Plan(kind, 5, HOUR, DEFAULT, source)
     handler = load_queue(app).handlers.demand(kind)
     where = f"{handler.function.__module__}.{getattr(handler.function, '__qualname__', repr(handler.function))}"
-    return Plan(kind, handler.max_attempts, handler.timeout, handler.backoff, f"handler {where}")
+    return Plan(kind, handler.max_attempts, handler.timeout, handler.backoff, f"handler {where}", handler.topics)
 
 
 def _tries(plan: Plan) -> list[dict[str, Any]]:

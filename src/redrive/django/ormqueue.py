@@ -6,6 +6,7 @@ than the project's. Workers have connections of their own, as everywhere.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,12 +17,13 @@ from redrive.django import orm
 from redrive.django.options import options, url
 from redrive.django.upkeep import called_here
 from redrive.handlers import Handler, Handlers
+from redrive.pool import Pool
 from redrive.queue import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from redrive.job import Enqueued
+    from redrive.job import Enqueued, Published
     from redrive.settings import Settings
 
 
@@ -131,6 +133,39 @@ class DjangoQueue(Queue):
         if connection is not None and not orm.is_wrapper(connection):
             return await super().enqueue_many_async(kind, payloads, connection=connection, **options)
         return await orm.in_orm_thread(self.enqueue_many)(kind, payloads, using=using, connection=connection, **options)
+
+    async def publish_many_async(
+        self, topic: str, payloads: Iterable[Any], *, connection: Any = None, **options: Any
+    ) -> int:
+        """Publish each payload from async code; see :meth:`publish_many`."""
+        if connection is not None and not orm.is_wrapper(connection):
+            return await super().publish_many_async(topic, payloads, connection=connection, **options)
+        return await orm.in_orm_thread(self.publish_many)(topic, payloads, connection=connection, **options)
+
+    async def publish_async(
+        self, topic: str, payload: Any = None, *, connection: Any = None, **options: Any
+    ) -> Published:
+        """Publish from async code, on the connection that the async ORM uses there; see :meth:`publish`."""
+        if connection is not None and not orm.is_wrapper(connection):
+            return await super().publish_async(topic, payload, connection=connection, **options)
+        return await orm.in_orm_thread(self.publish)(topic, payload, connection=connection, **options)
+
+    @contextmanager
+    def apart(self) -> Iterator[Any]:
+        """Lend a connection that is in no transaction of the ORM's; what a test has put in its place is that."""
+        if not isinstance(self._pool, orm.Lender):
+            with super().apart() as lent:
+                yield lent
+            return
+        pool = Pool(self.settings.database_url)
+        try:
+            with pool.connection() as own:
+                yield own
+        finally:
+            pool.close()
+
+    async def _announce_async(self) -> None:
+        await asyncio.to_thread(self._announce)
 
     def ask(self, statement: Any, connection: Any = None) -> list[Any]:
         """Run a statement of :mod:`redrive.store` on *connection*, or on the ORM's."""
