@@ -26,6 +26,9 @@ from redrive.dev_server import DevServer
 # a hundred times as many examples as in `make test`, and others at each run
 settings.register_profile("model", max_examples=10_000, deadline=None)
 
+collect_ignore = ["djangos"]
+"""A process has one Django: test_django runs these in a process of their own, with a conftest of their own."""
+
 GIVEN_URL = os.environ.get("DATABASE_URL")
 BINARIES = Path(os.environ["REDRIVE_PG_BIN"]) if os.environ.get("REDRIVE_PG_BIN") else None
 SETTINGS = {
