@@ -250,7 +250,7 @@ def test_a_sentry_that_becomes_busy_hands_on_its_watch(db, conn, nap):
         # it is not woken for this one: it knows when it is due
         insert(conn, "nap", run_at=conn.execute("select now() + interval '0.4 s'").fetchone()[0])
         wait_for(lambda: states(conn) == {"running": 1}, 2)
-        wait_for(lambda: sentries(conn) and sentries(conn) != first, 2)
+        wait_for(lambda: sentries(conn) and sentries(conn) != first, 10)
         insert(conn, "nap")
         wait_for(lambda: states(conn) == {"running": 2}, 1)
         nap.end()

@@ -8,6 +8,7 @@ truth; a wake-up only ends the pause. Nothing here runs or writes a job.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from typing import TYPE_CHECKING
@@ -392,4 +393,5 @@ class Producer(Service):
         if self._slots.starved and self._slots.room() > 0:
             self._slots.starved = False
             self._freed = True
-            self._loop.call_soon_threadsafe(self._call)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived its worker
+                self._loop.call_soon_threadsafe(self._call)
