@@ -56,8 +56,10 @@ def test_every_scenario_gives_its_figures_and_leaves_nothing(db, conn):
     assert conn.execute("select count(*) from redrive.jobs where status = 'pending'").fetchone() == (3,)
     assert (found["jobs"], found["seconds"], found["rate"], found["concurrency"]) == (200, 0.5, 100.0, None)
     figures = found["scenarios"]
-    assert list(figures) == ["enqueue", "drain", "latency", "sustained", "horizon", "idle"]
+    assert list(figures) == ["enqueue", "publish", "drain", "latency", "sustained", "horizon", "idle"]
     assert figures["enqueue"]["single_ms"]["count"] == 20
+    assert figures["publish"]["one_ms"]["count"] == figures["publish"]["three_ms"]["count"] == 20
+    assert figures["publish"]["many_per_s"] > 0
     assert figures["drain"]["jobs"] == figures["horizon"]["jobs"] == 200
     assert figures["drain"]["async_per_s"] > 0
     assert figures["drain"]["threads_per_s"] > 0

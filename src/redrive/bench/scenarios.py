@@ -75,6 +75,38 @@ def enqueue(place: Place, load: Load, tell: Tell) -> list[Figure]:
     ]
 
 
+def publish(place: Place, load: Load, tell: Tell) -> list[Figure]:
+    """Publish to one subscriber and to three, beside an enqueue: in turn, in transactions that are rolled back."""
+    queue, count = place.queue, max(10, int(load.jobs * SINGLES))
+    for number in range(3):
+        queue.topics.add("bench.three", f"{ASYNC}_{number}", by="bench")
+    queue.topics.add("bench.one", ASYNC, by="bench")
+    took: dict[str, list[float]] = {"enqueue": [], "one": [], "three": []}
+    with queue.pool.connection() as conn:
+        says: dict[str, Callable[[dict[str, int]], object]] = {
+            "enqueue": lambda payload: queue.enqueue(ASYNC, payload, connection=conn),
+            "one": lambda payload: queue.publish("bench.one", payload, connection=conn),
+            "three": lambda payload: queue.publish("bench.three", payload, connection=conn),
+        }
+        with conn.transaction(force_rollback=True):
+            for number, payload in enumerate(payloads(count + WARM_UP)):
+                for name, say in says.items():
+                    began = time.perf_counter()
+                    say(payload)
+                    if number >= WARM_UP:  # what is prepared is so by then
+                        took[name].append(time.perf_counter() - began)
+            tell(0.6)
+        with conn.transaction(force_rollback=True):
+            many = _timed(lambda: queue.publish_many("bench.three", payloads(load.jobs), connection=conn))
+    tell(1)
+    return [
+        Figure("enqueue_ms", "an enqueue within a transaction", spread(took["enqueue"]), "ms"),
+        Figure("one_ms", "a publish to one subscriber", spread(took["one"]), "ms"),
+        Figure("three_ms", "a publish to three", spread(took["three"]), "ms"),
+        Figure("many_per_s", "publish_many to three", 3 * load.jobs / many, "jobs/s"),
+    ]
+
+
 def drain(place: Place, load: Load, tell: Tell) -> list[Figure]:
     """Drain a table of jobs whose handlers do nothing: async ones, then ones that run in threads."""
     coroutine = drain_once(place, ASYNC, load)
@@ -265,6 +297,7 @@ def slow(place: Place, load: Load, tell: Tell) -> list[Figure]:
 
 SCENARIOS: dict[str, Callable[[Place, Load, Tell], list[Figure]]] = {
     "enqueue": enqueue,
+    "publish": publish,
     "drain": drain,
     "latency": latency,
     "sustained": sustained,

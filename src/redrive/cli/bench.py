@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redrive.bench.figures import Figure
     from redrive.bench.loads import Load, Tell
 
-NAMES = ("enqueue", "drain", "latency", "sustained", "horizon", "idle", "slow")
+NAMES = ("enqueue", "publish", "drain", "latency", "sustained", "horizon", "idle", "slow")
 KB_A_JOB = 2.0
 """Of disk: the row with its versions and index entries, and the WAL."""
 
@@ -35,7 +35,11 @@ KB_A_JOB = 2.0
 )
 @click.argument("scenarios", nargs=-1, type=click.Choice(NAMES), metavar="[SCENARIO]…")
 @click.option(
-    "--jobs", type=click.IntRange(10), default=20_000, show_default=True, help="Jobs of enqueue, drain, horizon."
+    "--jobs",
+    type=click.IntRange(10),
+    default=20_000,
+    show_default=True,
+    help="Jobs of enqueue, publish, drain, horizon.",
 )
 @click.option(
     "--seconds", default="10", metavar="SECONDS", help="How long sustained, idle and slow go on.  [default: 10]"
@@ -63,6 +67,7 @@ def bench(
     \b
     The scenarios, all of them unless some are named:
       enqueue    one a call, many by COPY, many with keys
+      publish    to one subscriber, to three, many at once
       drain      a full table, by async handlers and by threads
       latency    from INSERT to the handler of an idle worker
       sustained  a steady rate for a while
@@ -132,7 +137,13 @@ def _ask(chosen: list[str], load: Load, place: Any, name: str, *, yes: bool) -> 
 
 def _rows(chosen: Iterable[str], load: Load) -> int:
     """Give the jobs that will be in the table at most."""
-    of = {"sustained": load.rate * load.seconds, "enqueue": 1.6 * load.jobs, "idle": 0, "slow": 40 * load.seconds}
+    of = {
+        "sustained": load.rate * load.seconds,
+        "enqueue": 1.6 * load.jobs,
+        "publish": 3 * load.jobs,
+        "idle": 0,
+        "slow": 40 * load.seconds,
+    }
     return int(max(of.get(name, load.jobs) for name in chosen))
 
 
