@@ -51,6 +51,26 @@ class Case(SimpleTestCase):
             raise ZeroDivisionError
         assert len(seen_elsewhere()) == 4
 
+    def test_a_publish_is_in_atomic_and_what_the_code_subscribes_to_is_written_apart(self):
+        queue.subscribe("case.orm", kind="case_orm")(lambda payload: None)
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            assert queue.publish("case.orm", {"n": 1}).count == 1
+            assert queue.publish_many("case.orm", [1, 2], connection=connection) == 2
+            raise ZeroDivisionError
+        assert seen_elsewhere() == []
+        with psycopg.connect(url("default"), autocommit=True) as other:
+            there = other.execute("SELECT kind FROM redrive.subscriptions WHERE topic = 'case.orm'").fetchall()
+        assert there == [("case_orm",)]
+
+        async def publish():
+            assert (await queue.publish_async("case.orm")).count == 1
+            assert await queue.publish_many_async("case.orm", [1]) == 1
+            async with await psycopg.AsyncConnection.connect(url("default"), autocommit=True) as own:
+                assert (await queue.publish_async("case.orm", connection=own)).count == 1
+
+        asyncio.run(publish())
+        assert seen_elsewhere() == ["case_orm"] * 3
+
     def test_a_savepoint_takes_its_own_job_back_and_no_other(self):
         """OR-01"""
         with transaction.atomic():

@@ -15,7 +15,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from redrive import ClaimedJob, Dead, Discard, Enqueued, Job, Queue, Retry, Snooze
+from redrive import ClaimedJob, Dead, Discard, Enqueued, Job, Published, Queue, Retry, Snooze
 from redrive.backoff import exponential
 from redrive.classify import Finding, Word
 from redrive.ended import Ended
@@ -33,6 +33,12 @@ class Welcome:
     """A typed payload."""
 
     to: str
+
+
+@queue.subscribe("invoice.*", kind="send_receipt", priority=2)
+def receipt(name: str) -> str:
+    """A subscriber stays what it was, too."""
+    return name
 
 
 @queue.handler("send_email", max_attempts=5, timeout=30, backoff=exponential(), retry_on=OSError, dead_on=(KeyError,))
@@ -128,6 +134,11 @@ with connection:
 
     assert_type(queue.enqueue_many("send_email", [{}, {}], key=by_address, connection=connection), int)
     queue.enqueue_many("send_email", [{}], key="k")  # type: ignore[arg-type]
+
+    assert_type(queue.publish("invoice.paid", {}, connection=connection, key="7"), Published)
+    assert_type(queue.publish_many("invoice.paid", [{}]), int)
+    queue.publish("invoice.paid", {}, priority="high")  # type: ignore[arg-type]
+    assert_type(receipt("ann"), str)
 
     assert_type(queue.get(7), Job | None)
     assert_type(queue.cancel(7, 8, connection=connection), dict[int, str])
