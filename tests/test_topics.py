@@ -437,6 +437,8 @@ def test_to_note_it_a_publisher_waits_for_nobody(db, queue):
         one.commit()
         one.execute("set transaction isolation level repeatable read")
         queue.publish("a", connection=one)
+        noted = one.execute("select topic from redrive.unheard_topics order by 1").fetchall()
+        assert noted == [("a",), ("b",)], "once, though neither saw the other's"
 
 
 # -- who writes subscriptions down, and when they end
