@@ -243,6 +243,10 @@ def test_what_another_queue_writes_is_read_as_it_means_it(home):
     ("changes", "said"),
     [
         ({"runnable__where": "no_such_column = 1"}, 'runnable: Postgres refuses it: column "no_such_column"'),
+        (
+            {"runnable__where": "nextval('mail_flag_id_seq') > 0"},
+            "runnable: Postgres refuses it: cannot execute nextval",
+        ),
         ({"runnable__where": "rcpt ="}, "runnable: Postgres refuses it: syntax error"),
         ({"dead": {"set": {"status": "failed"}}}, "dead: 2 of 50 rows would violate told"),
         (

@@ -96,7 +96,7 @@ def _refused(conn: psycopg.Connection[Any], text: Composable) -> str | None:
         asked(conn, say("adopt_prove_count", rows=text), SECONDS)
     except psycopg.errors.QueryCanceled:
         return None  # no row that waits was found in the time
-    except (psycopg.errors.SyntaxError, psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+    except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError, psycopg.InternalError) as error:
         return f"Postgres refuses it: {error.diag.message_primary}"
     return None
 
