@@ -305,7 +305,7 @@ def test_the_lost_are_told_before_it_asks(empty_db, conn):
     conn.execute(TUTORIAL)
     conn.execute("INSERT INTO jobs (kind, status, locked_at) VALUES ('mail', 'running', now() - interval '3 days')")
     refused = redrive(empty_db, "adopt", "jobs", "--in-place", stdin="n\n", code=1)
-    assert "SILENTLY LOST: 1 rows" in refused.stdout
+    assert "SILENTLY LOST: 1 row\n" in refused.stdout
     assert "redrive's workers take back what is in progress" in refused.stderr
     assert "redrive_status" not in [row[0] for row in conn.execute(COLUMNS)]
     done = redrive(empty_db, "adopt", "jobs", "--in-place", "--yes")

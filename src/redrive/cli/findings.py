@@ -75,7 +75,7 @@ def _table(made: Report) -> None:
     share = "" if made.census.share == 1 else f", of which {made.census.share:.1%} were read: counts are estimates (~)"
     click.secho(f"{table.qualified}", bold=True, nl=False)
     click.echo(
-        f"  {count(made, made.census.rows)} rows{share}, {table.bytes / 1e6:,.1f} MB{kind}, key "
+        f"  {count(made, made.census.rows)} row{'s' * (made.census.rows != 1)}{share}, {table.bytes / 1e6:,.1f} MB{kind}, key "
         f"{', '.join(table.key) or 'none'}, owner {table.owner}"
     )
     where = "a standby" if place.standby else "the primary"
@@ -140,7 +140,7 @@ def _lost(made: Report) -> None:
     if not made.buckets:
         click.secho("Nothing is silently lost here, as far as the columns tell.", fg="green", bold=True)
         return
-    click.secho(f"SILENTLY LOST: {count(made, made.lost)} rows", fg="red", bold=True)
+    click.secho(f"SILENTLY LOST: {count(made, made.lost)} row{'s' * (made.lost != 1)}", fg="red", bold=True)
     for bucket in made.buckets:
         _bucket(made, bucket)
 
