@@ -75,8 +75,8 @@ def _table(made: Report) -> None:
     share = "" if made.census.share == 1 else f", of which {made.census.share:.1%} were read: counts are estimates (~)"
     click.secho(f"{table.qualified}", bold=True, nl=False)
     click.echo(
-        f"  {count(made, made.census.rows)} row{'s' * (made.census.rows != 1)}{share}, {table.bytes / 1e6:,.1f} MB{kind}, key "
-        f"{', '.join(table.key) or 'none'}, owner {table.owner}"
+        f"  {count(made, made.census.rows)} row{'s' * (made.census.rows != 1)}{share}, "
+        f"{table.bytes / 1e6:,.1f} MB{kind}, key {', '.join(table.key) or 'none'}, owner {table.owner}"
     )
     where = "a standby" if place.standby else "the primary"
     click.secho(
