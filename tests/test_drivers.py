@@ -447,6 +447,83 @@ def test_what_the_caller_has_set_is_neither_in_the_way_nor_changed(queue, db):
     asyncio.run(native())
 
 
+def test_an_id_that_none_can_be_is_refused_before_the_transaction_hears_of_it(some, queue, conn):
+    async def scenario(way: Way) -> None:
+        for wrong in ("5", 1.5, True, 2**70):
+            with pytest.raises(InvalidOption, match="id is"):
+                await way.ask(queue.cancel, wrong)
+            with pytest.raises(InvalidOption, match="batch is"):
+                await way.ask(queue.enqueue, "mail", {}, batch=wrong)
+        with pytest.raises(InvalidOption, match="id is"):
+            await way.ask(queue.requeue, 2**70)
+        await way.ask(queue.enqueue, "mail", {"n": "after"})
+        await way.end(commit=True)
+
+    some(scenario)
+    assert names(conn) == ["after"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg"])
+def test_a_connection_that_is_set_to_stream_its_answers_takes_a_job(queue, db, driver):
+    options = {"yield_per": 10, "max_row_buffer": 5, "stream_results": True}
+
+    def asked(conn: Any) -> dict[int, str]:
+        return queue.cancel(queue.enqueue("mail", {}, connection=conn, key="k").id, connection=conn)
+
+    async def asked_async() -> dict[int, str]:
+        engine = create_async_engine(url(db, driver), execution_options=options)
+        async with engine.connect() as conn:
+            job = await queue.enqueue_async("mail", {}, connection=conn, key="k")
+            found = await queue.cancel_async(job.id, connection=conn)
+        await engine.dispose()
+        return found
+
+    if driver == "asyncpg":
+        assert list(asyncio.run(asked_async()).values()) == ["pending"]
+        return
+    engine = sa.create_engine(url(db, driver), poolclass=NullPool, execution_options=options)
+    with engine.connect() as conn:
+        assert list(asked(conn).values()) == ["pending"]
+        assert conn.get_execution_options().items() >= options.items()
+
+
+def test_what_the_caller_makes_of_lists_and_numbers_is_not_made_of_ours(queue, db, monkeypatch):
+    def asked(conn: Any) -> None:
+        job = queue.enqueue("mail", {}, connection=conn)
+        assert queue.cancel(job.id, connection=conn) == {job.id: "pending"}
+        assert queue.enqueue_many("mail", [{"n": "it's %s"}, {}], connection=conn, ids=(made := [])) == len(made) == 2
+        conn.rollback()
+
+    with psycopg.connect(db) as conn:
+        conn.adapters.register_dumper(list, psycopg.types.json.JsonbDumper)
+        asked(conn)
+    listed = (list, psycopg2.extensions.ISQLQuote)
+    monkeypatch.setitem(psycopg2.extensions.adapters, listed, psycopg2.extras.Json)
+    plain = psycopg2.connect(db)
+    for oid in (16, 20, 23, 25):  # bool, int8, int4, text
+        psycopg2.extensions.register_type(psycopg2.extensions.new_type((oid,), "ODD", lambda text, _: [text]), plain)
+    asked(plain)
+    with plain.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        assert cursor.fetchone() == (["1"],)
+    plain.close()
+    engine = sa.create_engine(url(db, "psycopg2"), poolclass=NullPool)
+    with engine.connect() as conn:
+        asked(conn)
+
+
+def test_a_connection_that_is_its_pools_again_is_said_to_be_closed(queue, db):
+    async def scene() -> None:
+        async with asyncpg.create_pool(**asyncpg_of(db), min_size=1, max_size=1) as pool:
+            async with pool.acquire() as conn:
+                pass
+            with pytest.raises(asyncpg.InterfaceError, match="fetch") as caught:
+                await queue.enqueue_async("mail", {}, connection=conn)
+            assert "is closed: give an open one" in caught.value.__notes__[0]
+
+    asyncio.run(scene())
+
+
 def test_what_strangers_wrote_is_read_as_near_as_python_comes(queue, db, conn):
     for n, run_at in enumerate(("infinity", "-infinity", "294000-01-01", "4000-01-01 BC", "2030-06-01 12:00Z")):
         conn.execute(

@@ -56,7 +56,7 @@ class Ended:
         if self.group is not None and self.kind is None:
             raise InvalidOption(f"group is {self.group!r}: give its kind as well")
         return {
-            "ids": None if self.ids is None else list(self.ids),
+            "ids": None if self.ids is None else [store.number(each, "id") for each in self.ids],
             "kind": store.said(self.kind, "kind"),
             "group": store.said(self.group, "group"),
             "error": store.containing(self.error),

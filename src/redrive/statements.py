@@ -15,6 +15,7 @@ from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.adapt import Loader
 from psycopg.pq import ExecStatus, Format
 from psycopg.rows import namedtuple_row, scalar_row
+from psycopg.types.array import ListBinaryDumper, ListDumper
 
 from redrive import drivers
 from redrive.drivers.strangers import any_json
@@ -236,6 +237,9 @@ class _Columns:
 def _prepare(cursor: Cursor[Any] | AsyncCursor[Any], statement: Statement[Any]) -> None:
     for type_name, loader in statement.loaders:
         cursor.adapters.register_loader(type_name, loader)
+    if statement.params and any(isinstance(value, list) for value in statement.params.values()):
+        for dumper in (ListBinaryDumper, ListDumper):  # the caller's lists may be JSON, ours are arrays
+            cursor.adapters.register_dumper(list, dumper)
 
 
 def _prepared(statement: Statement[Any]) -> bool | None:

@@ -9,7 +9,8 @@ import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from operator import index
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict
 
 from psycopg.rows import class_row, namedtuple_row, scalar_row
 from psycopg.types.numeric import Int8BinaryLoader
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MAX_ATTEMPTS = 2**31 - 1
+MAX_ID = 2**63 - 1
 MAX_NAME = 1000
 """Bytes of a kind, lane or key: two of them share a row of jobs_claim_idx, which holds 2,700."""
 
@@ -114,7 +116,7 @@ def options(
         expires_at=instant(expires_at, "expires_at"),
         expires_in=_wait(expires_in, "expires_in"),
         metadata=_metadata(metadata),
-        batch=batch,
+        batch=None if batch is None else number(batch, "batch"),
     )
 
 
@@ -219,7 +221,7 @@ def cancel(
     if ids is None and kind is None and key is None:
         raise InvalidOption("cancel: say which jobs, by ids, kind or key")
     words = f"cancelled: {said(reason, 'reason')}" if reason else "cancelled"
-    chosen = None if ids is None else list(ids)
+    chosen = None if ids is None else [number(each, "id") for each in ids]
     which = {"ids": chosen, "kind": said(kind, "kind"), "key": said(key, "key")}
     noted = {"filter": json.dumps({name: value for name, value in which.items() if value is not None}), "act": act}
     signed = {"who": who, "why": reason or None}
@@ -311,6 +313,17 @@ def _wait(value: float | timedelta | None, name: str) -> float | None:
     if not 0 <= wait <= 100 * 365 * 86_400:
         raise InvalidOption(f"{name} is {wait:g} s: must be from 0 to a hundred years")
     return wait
+
+
+def number(value: Any, what: str) -> int:
+    """Check an id.
+
+    Raises:
+        InvalidOption: for what no row can have as its id.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or not -MAX_ID <= index(value) <= MAX_ID:
+        raise InvalidOption(f"{what} is {value!r:.80}: give an id, a whole number")
+    return index(value)
 
 
 def name(value: Any, what: str, *, empty: bool = False) -> str:

@@ -37,6 +37,7 @@ _NEARLY = {
     "sqlalchemy.ext.asyncio.engine.AsyncEngine": "open one of it: `async with engine.begin() as connection`",
     "sqlalchemy.orm.session.sessionmaker": "call it: `with Session.begin() as session`",
     "sqlalchemy.ext.asyncio.session.async_sessionmaker": "call it: `async with Session.begin() as session`",
+    "sqlalchemy.pool.base._ConnectionFairy": "pass its .driver_connection",
     "asyncpg.pool.Pool": "take one of it: `async with pool.acquire() as connection`",
     "psycopg_pool.pool.ConnectionPool": "take one of it: `with pool.connection() as connection`",
     "psycopg_pool.pool_async.AsyncConnectionPool": "take one of it: `async with pool.connection() as connection`",

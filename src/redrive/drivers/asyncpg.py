@@ -5,6 +5,8 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from asyncpg import InterfaceError  # type: ignore[import-untyped] # it has no types
+
 from redrive.drivers import Answer, Copy
 from redrive.drivers.placeholders import numbered
 from redrive.drivers.strangers import JSON, with_json
@@ -34,8 +36,11 @@ class Asyncpg:
         return True
 
     def closed(self, connection: Any) -> bool:
-        """Whether the connection is closed."""
-        return bool(connection.is_closed())
+        """Whether the connection is closed, or is its pool's again."""
+        try:
+            return bool(connection.is_closed())
+        except InterfaceError:
+            return True
 
     def database(self, _connection: Any) -> str:
         """Name none: asyncpg doesn't tell."""

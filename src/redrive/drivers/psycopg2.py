@@ -7,6 +7,8 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from psycopg2 import DataError
+from psycopg2 import extensions as own
+from psycopg2._psycopg import List  # what it registers for lists itself; under no public name
 from psycopg2.extensions import PYDATETIMETZ, cursor, new_type, register_type
 
 from redrive.drivers import Answer, Copy
@@ -26,10 +28,12 @@ class Psycopg2:
     def say(self, connection: Any, sql: str, params: Mapping[str, Any] | None, *, typed: bool) -> Answer:
         """Run *sql* with a plain cursor, whatever the connection's cursor class is."""
         with connection.cursor(cursor_factory=cursor) as plain:
+            for each in _PLAIN:
+                register_type(each, plain)
             if typed:
                 register_type(_ANY_TIME, plain)
                 register_type(_ANY_JSON, plain)
-            plain.execute(sql, params)
+            plain.execute(sql, arrays(params))
             if plain.description is None:
                 return Answer((), ())
             return Answer([column.name for column in plain.description], plain.fetchall())
@@ -54,6 +58,20 @@ class Psycopg2:
         return str(connection.info.dbname)
 
 
+def arrays(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Give *params* with each list in it as an array."""
+    if params is None:
+        return None
+    return {name: _Array(value) if isinstance(value, list) else value for name, value in params.items()}
+
+
+class _Array(List):
+    """A list as an array, also where the program has told psycopg2 to make JSON of lists."""
+
+    def __repr__(self) -> str:
+        return repr(self.adapted)
+
+
 def _any_time(text: Any, plain: Any) -> datetime | None:
     try:
         found: datetime | None = PYDATETIMETZ(text, plain)
@@ -66,5 +84,18 @@ def _any_json(text: Any, _plain: Any) -> Any:
     return None if text is None else any_json(text)
 
 
+_PLAIN = (
+    own.LONGINTEGER,
+    own.INTEGER,
+    own.FLOAT,
+    own.DECIMAL,
+    own.BOOLEAN,
+    own.UNICODE,
+    own.PYDATETIMETZ,
+    own.PYINTERVAL,
+    own.LONGINTEGERARRAY,
+    own.UNICODEARRAY,
+)
+"""How answers are read, whatever the connection has been told to make of them."""
 _ANY_TIME = new_type((TIMESTAMPTZ,), "REDRIVE_TIME", _any_time)
 _ANY_JSON = new_type(JSON, "REDRIVE_JSON", _any_json)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect
 
 DRIVERS = ("psycopg", "psycopg2", "asyncpg")
+_WHOLE = {"stream_results": False, "yield_per": None, "max_row_buffer": None}
+"""What a connection may be set to that is for long answers to SELECT: a server's cursor takes no INSERT."""
 
 
 class Alchemy:
@@ -36,7 +38,7 @@ class Alchemy:
         """Run *sql*."""
         own = connection if isinstance(connection, Connection) else _bound(connection)
         text, values = _spelt(own.dialect, sql, params)
-        return _answer(own.exec_driver_sql(text, values), typed=typed)
+        return _answer(own.exec_driver_sql(text, values, _WHOLE), typed=typed)
 
     def script(self, connection: Any, sql: str) -> None:
         """Run one or several statements."""
@@ -70,7 +72,7 @@ class AsyncAlchemy:
         """Run *sql*."""
         own = connection if isinstance(connection, AsyncConnection) else await _abound(connection)
         text, values = _spelt(own.dialect, sql, params)
-        return _answer(await own.exec_driver_sql(text, values), typed=typed)
+        return _answer(await own.exec_driver_sql(text, values, _WHOLE), typed=typed)
 
     async def copy(self, _connection: Any, _copy: Copy) -> bool:
         """Decline: SQLAlchemy has no COPY."""
@@ -115,6 +117,10 @@ def _spelt(dialect: Dialect, sql: str, params: Mapping[str, Any] | None) -> tupl
             f"this connection of SQLAlchemy is {dialect.name}+{dialect.driver}: redrive's tables are reached over "
             f"postgresql+{', +'.join(DRIVERS)}"
         )
+    if dialect.driver == "psycopg2":
+        from redrive.drivers.psycopg2 import arrays  # noqa: PLC0415 - only where psycopg2 is there
+
+        return sql, arrays(params)
     if dialect.driver != "asyncpg":
         return sql, None if params is None else dict(params)
     return numbered(sql, params)
