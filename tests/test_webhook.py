@@ -716,3 +716,9 @@ def test_every_status_has_a_meaning():
         "permanent",
         "outage",
     )
+
+
+@pytest.mark.parametrize("name", ["stra\u00dfe.example", "\u03b1\u03c2.example", "a\u200db.example"])
+def test_a_name_that_is_two_hosts_by_the_two_rules_for_letters_is_refused(name):
+    with pytest.raises(BadRequest, match="IDNA"):
+        destination(f"https://{name}/hooks")
