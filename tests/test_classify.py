@@ -181,7 +181,13 @@ class TestAws:
     """botocore says what it means by a code, whatever the status."""
 
     @pytest.mark.parametrize(
-        ("path", "word"), [("404", "permanent"), ("503", "outage"), ("ThrottlingException/400", "outage")]
+        ("path", "word"),
+        [
+            ("404", "permanent"),
+            ("503", "outage"),
+            ("ThrottlingException/400", "outage"),
+            ("ExpiredTokenException/403", "retryable"),
+        ],
     )
     def test_status_and_code_tell(self, web, path, word):
         error = error_of(by_botocore, f"{web}/{path}")

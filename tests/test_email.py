@@ -124,6 +124,10 @@ class TestTheMessage:
         with pytest.raises(BadMail, match="header"):
             deliver(smtp, Mail(ADA, "s", headers={name: "x"}))
 
+    def test_a_domain_that_is_two_by_the_two_rules_for_letters_is_refused(self):
+        with pytest.raises(BadMail, match="IDNA"):
+            address("ada@stra\u00dfe.example", "to")
+
     @pytest.mark.parametrize(
         "wrong",
         [

@@ -116,6 +116,16 @@ _COME_AGAIN = (408, 409, 423, 425)
 """Request Timeout, Conflict, Locked, Too Early: of this request, and of this moment."""
 _BUSY = "Throttl", "TooManyRequests", "LimitExceeded", "ThroughputExceeded", "SlowDown"
 """In the code of an AWS error, whatever its status: too much was asked."""
+_OF_THE_MOMENT = (
+    "RequestTimeout",
+    "PriorRequestNotComplete",
+    "TransactionConflict",
+    "TransactionInProgress",
+    "ExpiredToken",
+    "RequestExpired",
+    "RequestTimeTooSkewed",
+)
+"""In the code of an AWS error, whatever its status: the next try comes with another token, at another time."""
 _SMTP_LATER, _SMTP_NEVER = range(400, 500), range(500, 600)  # RFC 5321, 4.2.1
 _SMTP_CLOSING = 421
 _SMTP_STRANGERS = (530, 534, 535, 538)
@@ -217,8 +227,11 @@ def _listed(error: BaseException) -> Finding | None:
     if _root(type(error)) in DATABASES:
         return _of_database(error)
     response = getattr(error, "response", None)
-    if isinstance(response, dict) and any(part in _aws_code(response) for part in _BUSY):
-        return Finding("outage", retry_after(error, response), listed=True)
+    if isinstance(response, dict) and (code := _aws_code(response)):
+        if any(part in code for part in _BUSY):
+            return Finding("outage", retry_after(error, response), listed=True)
+        if any(part in code for part in _OF_THE_MOMENT):
+            return Finding("retryable", listed=True)
     if (status := _status(error, response)) is not None:
         word = of_status(status)
         return Finding(word, retry_after(error, response) if word == "outage" else 0.0, listed=True)

@@ -8,6 +8,7 @@ connects to a checked address and not to the name. Nothing here connects.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ from redrive.errors import InvalidOption
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+TWO_NAMES = re.compile("[\u00df\u1e9e\u03c2\u200c\u200d]")
+"""sharp s, final sigma and the joiners: Python says strasse.de where browsers go to another owner's domain."""
 REFUSED: tuple[tuple[str, str], ...] = (
     ("0.0.0.0/8", "this host"),
     ("10.0.0.0/8", "private"),

@@ -15,6 +15,7 @@ from email.message import EmailMessage
 from pathlib import PurePosixPath
 
 from redrive.classify import Finding
+from redrive.senders.addresses import TWO_NAMES
 
 MOST_SIZE = 20 * 1024 * 1024
 MOST_RECIPIENTS = 100
@@ -50,6 +51,10 @@ def address(text: str, what: str) -> Address:
     local, at, domain = spec.rpartition("@")
     if not at or not _LOCAL.fullmatch(local) or local.startswith(".") or local.endswith(".") or ".." in local:
         raise BadMail(f"{what} is {text!r:.80}: must be one address, as ada@example.com or Ada <ada@example.com>")
+    if odd := TWO_NAMES.search(domain):
+        raise BadMail(
+            f"{what} is {text!r:.80}: {odd[0]!r} leads to one domain by IDNA 2003, to another by 2008: use xn--"
+        )
     try:
         host = domain.encode("idna").decode().lower()
     except UnicodeError:

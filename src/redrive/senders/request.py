@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from redrive.classify import Finding
-from redrive.senders.addresses import AddressRefused, Place, Reach
+from redrive.senders.addresses import TWO_NAMES, AddressRefused, Place, Reach
 
 MOST_ANSWER = 64 * 1024
 """Bytes of an answer that are read at the most, its head included."""
@@ -31,8 +31,6 @@ MOST_PLACES = 4
 _CONTROL = re.compile("[\x00-\x20\x7f-\xa0\u2028\u2029\ud800-\udfff\\\\]")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
-_TWO_NAMES = re.compile("[\u00df\u1e9e\u03c2\u200c\u200d]")
-"""sharp s, final sigma and the joiners: Python says strasse.de where browsers go to another owner's domain."""
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile("[\t\x20-\x7e\xa0-\xff]*")
 
@@ -159,7 +157,7 @@ def destination(url: str) -> Destination:
 
 
 def _host(name: str) -> str:
-    if odd := _TWO_NAMES.search(name):
+    if odd := TWO_NAMES.search(name):
         raise BadRequest(
             f"host is {name!r:.80}: {odd[0]!r} leads to one host by IDNA 2003, to another by 2008: use xn--"
         )
