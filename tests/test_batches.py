@@ -120,7 +120,10 @@ def test_an_empty_batch_is_over_at_once(conn, queue):
     assert [(each["jobs"], each["dead"]) for each in followers(conn)] == [(0, [])]
 
 
-def test_a_worker_that_runs_once_runs_what_follows_too(conn, queue):
+@pytest.mark.parametrize("rest", [0.2, 2.0])
+def test_a_worker_that_runs_once_runs_what_follows_too(conn, queue, monkeypatch, rest):
+    """Also where a look for ended batches is dear, and followed by a pause of some seconds."""
+    monkeypatch.setattr("redrive.batcher.SHORTEST", rest)
     ran = []
     queue.handler("report")(ran.append)
     with queue.batches.open("report") as batch:

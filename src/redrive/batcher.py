@@ -41,11 +41,16 @@ class Batcher(Service):
         self.asked = True
         self.wake()
 
+    @property
+    def rest(self) -> float:
+        """Seconds until it may look again."""
+        return max(0.0, self._rested_at - time.monotonic())
+
     async def tick(self) -> float:
         """Look once, where somebody asked."""
         if not self.asked:
             return FOR_EVER
-        if (rest := self._rested_at - time.monotonic()) > 0:
+        if (rest := self.rest) > 0:
             return rest
         began = time.monotonic()
         rows = await self._control.run(named("end_batches", self._control.schema))

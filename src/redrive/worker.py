@@ -285,7 +285,8 @@ class Worker:
             ended = self.batcher.ended
             self.producer.ask()
             await _until(lambda: self.producer.found is not None or stopping.is_set())
-            await _until(lambda: not self.batcher.asked or stopping.is_set(), PATIENCE)  # what follows a batch is due
+            looks_in = PATIENCE + self.batcher.rest  # what follows a batch is due
+            await _until(lambda: not self.batcher.asked or stopping.is_set(), looks_in)
             if self.producer.found is False and quiet() and ended == self.batcher.ended:
                 return
 
