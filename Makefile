@@ -22,7 +22,10 @@ help: ## List what can be made
 setup: $(VENV)/.dev ## Make the virtual environment and install the package with its tools
 
 test: $(VENV)/.dev ## Run the tests on a Postgres of their own (or on the server that DATABASE_URL names)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+	@# Real processes, killed and frozen, on a machine that has other things to do: what failed gets a second try, alone.
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS) || { \
+		echo 'What failed is tried once more, by itself. What fails again is broken; what does not is to be made steadier.'; \
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(TESTS); }
 
 lint: $(VENV)/.dev ## Check style and formatting
 	$(BIN)/ruff check
