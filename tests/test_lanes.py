@@ -400,8 +400,17 @@ class TestMarks:
         surveyed(lanes, took=20 * DEAR)
         surveyed(lanes)
         assert list(lanes.plan(1, many, 1.0).starts) == [(micros(0) - LOOK_BACK, 0)]
-        surveyed(lanes, found("a", due_in=5, number=7))
-        assert lanes.plan(1, many, 1.0).lanes[0].trail.mark == (micros(5), 6)
+        lanes.surveyed([found("a", due_in=3, number=7), about(micros(4))], QUICK, 5.0)
+        assert lanes.plan(1, many, 5.0).lanes[0].trail.mark == (micros(3), 6)
+
+    def test_a_mark_never_passes_the_present_so_that_what_comes_now_is_found_before_what_is_delayed(self):
+        """A job that was handed back, or just enqueued, is due now; the first that a look had seen was due later."""
+        lanes = Lanes(["a"])
+        surveyed(lanes, took=20 * DEAR)
+        surveyed(lanes, found("a", due_in=3600, number=7))
+        start = lanes.plan(1, many, 1.0).starts[0]
+        assert start <= (micros(0), 0)
+        assert instant(lanes.look()["starts"][0]) <= micros(0)
 
     def test_a_lane_that_fills_its_quota_with_late_jobs_goes_on_where_it_stopped_and_not_at_the_mark(self):
         """A long COPY: it is committed after a survey that had moved the mark past the start of its transaction."""

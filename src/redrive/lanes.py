@@ -190,7 +190,9 @@ class Lanes:
         else:  # nothing that is visible comes before what was found, so there is nothing to walk over once more
             for key, lane in self._lanes.items():
                 first = firsts.get(key)
-                before = (last.run_at, 0) if first is None else (first.run_at, first.id - 1)
+                before = (last.run_at, 0)  # never past now: what is put back, or enqueued, is due from now on
+                if first is not None:
+                    before = min(before, (first.run_at, first.id - 1))
                 lane.trail.advance(before, 0)
                 lane.at, lane.rich = max(lane.at, before), lane.rich and first is not None
         for key in [key for key, lane in self._lanes.items() if lane.seen < now - FORGET_AFTER]:
