@@ -88,15 +88,18 @@ def pending(dsn: str, schema: str = "redrive") -> list[int]:
     """
     with _told(schema), _connected(dsn) as conn:
         demand_possible(_state(conn, schema), schema)
-        applied = _applied(conn, schema)
-        return [step.version for step in migrations() if step.version not in applied]
+        there = applied(conn, schema)
+        return [step.version for step in migrations() if step.version not in there]
 
 
-def migrate_within(connection: Borrowed, schema: str = "redrive") -> list[int]:
+def migrate_within(
+    connection: Borrowed, schema: str = "redrive", *, only: int | None = None, lock_timeout: str | None = None
+) -> list[int]:
     """Apply the missing steps within the transaction of *connection*, and list their versions.
 
-    For a migration tool that has begun one: Alembic's ``op.get_bind()``. It waits for locks as that transaction does,
-    and what it has applied is there when the caller commits.
+    For a migration tool that has begun one: Alembic's ``op.get_bind()``, Django's ``connection``. It waits for locks as
+    that transaction does, or for *lock_timeout* at the most; *only* one step is for a tool that has a step of its own
+    for each. What it has applied is there when the caller commits.
 
     Raises:
         MigrationFailed: where the database can't take them.
@@ -108,8 +111,10 @@ def migrate_within(connection: Borrowed, schema: str = "redrive") -> list[int]:
     if not state.has_migrations:
         say(connection, query("create_migrations", schema))
     say(connection, locked(schema))
-    applied = _applied(connection, schema)
-    missing = [step for step in migrations() if step.version not in applied]
+    if lock_timeout is not None:
+        run(connection, named("migration_timeout", schema, timeout=lock_timeout))
+    there = applied(connection, schema)
+    missing = [step for step in migrations() if step.version not in there and only in (None, step.version)]
     for step in missing:
         say(connection, compose(step.text, schema))
         say(connection, record(schema, step))
@@ -136,9 +141,16 @@ def script(schema: str, versions: list[int]) -> str:
     return ";\n\n".join(parts) + ";\n" if parts else ""
 
 
+def applied(conn: Borrowed, schema: str) -> set[int]:
+    """Give the versions that were applied, as *conn* sees them."""
+    if not _state(conn, schema).has_migrations:
+        return set()
+    return {row.version for row in run(conn, named("applied_migrations", schema))}
+
+
 def installed(conn: Borrowed, schema: str) -> int:
     """Give the schema's version as *conn* sees it, 0 where redrive isn't installed."""
-    return max(_applied(conn, schema), default=0)
+    return max(applied(conn, schema), default=0)
 
 
 def demand_migrated(version: int, schema: str) -> None:
@@ -203,7 +215,7 @@ def _apply(conn: psycopg.Connection[Any], schema: str, step: Migration) -> bool:
     with conn.transaction():
         _lock(conn, schema)
         run(conn, named("migration_timeout", schema, timeout=LOCK_TIMEOUT))
-        if step.version in _applied(conn, schema):
+        if step.version in applied(conn, schema):
             return False
         conn.execute(compose(step.text, schema))
         conn.execute(record(schema, step))
@@ -248,12 +260,6 @@ def patiently(step: Callable[[], T], on_wait: Callable[[str], None] | None, *, a
 
 def _state(conn: Borrowed, schema: str) -> Any:
     return run(conn, named("schema_state", schema))[0]
-
-
-def _applied(conn: Borrowed, schema: str) -> set[int]:
-    if not _state(conn, schema).has_migrations:
-        return set()
-    return {row.version for row in run(conn, named("applied_migrations", schema))}
 
 
 @contextmanager

@@ -26,9 +26,10 @@ from psycopg.sql import SQL, Identifier
 import redrive.django
 import redrive.migrate
 from redrive.django import DjangoQueue, install, queue
-from redrive.django.install import Install, applied
+from redrive.django.install import Install
 from redrive.django.options import options, url
 from redrive.django.testing import clear
+from redrive.migrate import applied
 from redrive.sql import migrations
 from redrive.worker import stop_signals
 

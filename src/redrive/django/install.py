@@ -8,17 +8,15 @@ work on; the first one can't be taken back, since with it would go every job tha
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.db import OperationalError, transaction
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.operations.base import Operation
-from psycopg.sql import Composable, Literal
 
 from redrive.django.options import options
-from redrive.migrate import LOCK_TIMEOUT, LOCK_TRIES, demand_possible, script
-from redrive.sql import Migration, compose, lock_key, migrations, text_of
+from redrive.migrate import LOCK_TIMEOUT, LOCK_TRIES, applied, migrate_within, script
+from redrive.sql import Migration, migrations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,14 +46,13 @@ class Install(Operation):
         connection = schema_editor.connection
         if connection.vendor != "postgresql":
             return  # of a project with several databases: this one has no jobs
-        schema, step = options().schema, self._step
+        schema = options().schema
         if schema_editor.collect_sql:
             whole = script(schema, [self.version]).strip().removesuffix(";\nCOMMIT;").replace("BEGIN;\n", "", 1)
             schema_editor.execute(whole, params=None)  # Django puts its own BEGIN and COMMIT around it
             return
-        _prepare(connection, schema)
         if self.version not in applied(connection, schema):
-            _patiently(connection, schema, step)
+            _patiently(connection, schema, self.version)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Leave the tables as they are.
@@ -80,38 +77,12 @@ class Install(Operation):
         return found
 
 
-def applied(connection: Any, schema: str) -> set[int]:
-    """List the versions that redrive's own record has."""
-    if not _state(connection, schema).has_migrations:
-        return set()
-    with connection.cursor() as cursor:
-        cursor.execute(_text("applied_migrations", schema))
-        return {row[0] for row in cursor.fetchall()}
-
-
-def _state(connection: Any, schema: str) -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute(_text("schema_state", schema))
-        [row] = cursor.fetchall()
-        return SimpleNamespace(**dict(zip((column[0] for column in cursor.description), row, strict=True)))
-
-
-def _prepare(connection: Any, schema: str) -> None:
-    state = _state(connection, schema)
-    demand_possible(state, schema)
-    with connection.cursor() as cursor:
-        if not state.has_schema:
-            cursor.execute(_text("create_schema", schema))
-        if not state.has_migrations:
-            cursor.execute(_text("create_migrations", schema))
-
-
-def _patiently(connection: Any, schema: str, step: Migration) -> None:
+def _patiently(connection: Any, schema: str, version: int) -> None:
     """Apply a step; a lock that is not to be had at once is tried for again, and nobody queues behind it meanwhile."""
     for attempt in range(1, LOCK_TRIES + 1):
         try:
-            with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-                _apply(connection, cursor, schema, step)
+            with transaction.atomic(using=connection.alias):
+                migrate_within(connection, schema, only=version, lock_timeout=LOCK_TIMEOUT)
         except OperationalError as error:
             if getattr(error.__cause__, "sqlstate", getattr(error.__cause__, "pgcode", "")) != _LOCK_NOT_AVAILABLE:
                 raise
@@ -123,18 +94,3 @@ def _patiently(connection: Any, schema: str, step: Migration) -> None:
             time.sleep(min(0.1 * 2**attempt, 2.0))
         else:
             return
-
-
-def _apply(connection: Any, cursor: Any, schema: str, step: Migration) -> None:
-    cursor.execute(_text("migration_lock", schema, migration_lock=Literal(lock_key(f"{schema} migrations"))))
-    cursor.execute(_text("migration_timeout", schema), {"timeout": LOCK_TIMEOUT})
-    if step.version in applied(connection, schema):
-        return  # by somebody who had the lock before
-    cursor.execute(compose(step.text, schema).as_string(None))
-    names = {"version": Literal(step.version), "name": Literal(step.name)}
-    cursor.execute(_text("record_migration", schema, **names))
-
-
-def _text(name: str, schema: str, /, **more: Composable) -> str:
-    # Said without parameters, so that a % stands for itself.
-    return compose(text_of(name), schema, **more).as_string(None).replace("%%", "%")
