@@ -253,14 +253,16 @@ async def quick(payload, job):
 
 
 @queue.handler("blocks", priority=1)
-async def blocks(payload):
+async def blocks(payload, job):
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as conn:
+        conn.execute("insert into public.blocked values (%s)", [job.id])
     select.select([], [], [], 4.5)
 """
 
 
 def test_what_was_claimed_before_a_freeze_is_not_begun_after_it_though_the_heart_beats_again(conn, start_worker):
     """The loop is blocked when the worker is thawed, so its next beat is answered before it looks at what waits."""
-    conn.execute("create table public.begun (job bigint, pid int)")
+    conn.execute("create table public.begun (job bigint, pid int); create table public.blocked (job bigint)")
     frozen = start_worker(FROZEN, *HASTY, "--concurrency", "1")
     conn.execute("insert into redrive.jobs (kind) select 'quick' from generate_series(1, 300)")
     wait_for(lambda: states(conn) == {"succeeded": 300}, 30)
@@ -268,7 +270,10 @@ def test_what_was_claimed_before_a_freeze_is_not_begun_after_it_though_the_heart
         "insert into redrive.jobs (kind, priority) select case i when 1 then 'blocks' else 'quick' end, i"
         " from generate_series(1, 6) i"
     )
-    waiting = "select count(*) from redrive.jobs where kind = 'quick' and status = 'running'"
+    waiting = (  # while the only slot is taken by the one that blocks, none of them has begun
+        "select count(*) from redrive.jobs where kind = 'quick' and status = 'running'"
+        " and exists (select from public.blocked)"
+    )
     wait_for(lambda: conn.execute(waiting).fetchone()[0] >= 1)
     frozen.pause()
     start_worker(FROZEN, *HASTY, "--kinds", "quick")
