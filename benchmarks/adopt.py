@@ -72,7 +72,7 @@ def timed(work: Callable[[], object], times: int) -> list[float]:
 def told(what: str, took: list[float], *, per: int = 1) -> float:
     """Print the middle and the end of a measurement, in milliseconds; gives the middle, in seconds."""
     cuts = [cut / per for cut in statistics.quantiles(took, n=20)]
-    print(f"{what:<60} p50 {cuts[9] * 1000:8.3f} ms   p95 {cuts[18] * 1000:8.3f} ms")  # noqa: T201 - its answer
+    print(f"{what:<60} p50 {cuts[9] * 1000:8.3f} ms   p95 {cuts[18] * 1000:8.3f} ms")
     return cuts[9]
 
 
@@ -98,7 +98,7 @@ def measure(dsn: str, rows: int) -> bool:
         began = time.perf_counter()
         plan = bridge.Plan(conn, "redrive", parse({**MAP, "cutover": now}), wanted)
         done = bridge.connect(conn, plan)
-        print(f"connected in {time.perf_counter() - began:.1f} s with its index; {done['held']} rows held")  # noqa: T201
+        print(f"connected in {time.perf_counter() - began:.1f} s with its index; {done['held']} rows held")
         adopted = told("INSERT of a row, adopted", timed(insert, 500))
         told("UPDATE of a done row, adopted", timed(touch, 500))
 
@@ -122,7 +122,7 @@ def measure(dsn: str, rows: int) -> bool:
         told("a job's success with its row's, in batches of 100", timed(succeed(worker), len(claims)), per=100)
         undo.undo(conn, "redrive", "mail", patience=5, abandon=True)
     cost = adopted - bare
-    print(f"the triggers add {cost * 1000:.3f} ms to an INSERT, a round of {PAGE} rows takes {slowest * 1000:.3f} ms")  # noqa: T201
+    print(f"the triggers add {cost * 1000:.3f} ms to an INSERT, a round of {PAGE} rows takes {slowest * 1000:.3f} ms")
     return cost < BAR and slowest < BAR
 
 

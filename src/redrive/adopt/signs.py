@@ -89,7 +89,9 @@ def signs_of(survey: Survey, reading: Reading) -> Terms:
         spent = say("adopt_group_reached", column=Identifier(reading.attempts), most=limit)
 
     def is_set(name: str | None) -> Composable:
-        return say("adopt_group_set", column=Identifier(name)) if name and known(name) else Literal(False)  # noqa: FBT003
+        if not (name and known(name)):
+            return Literal(False)  # noqa: FBT003 - it is the value
+        return say("adopt_group_set", column=Identifier(name))
 
     stamp = is_set(reading.stamp) if known(reading.stamp) else None
     if reading.state:
