@@ -273,6 +273,7 @@ class Lanes:
         if self.heads_are_cheap or now < self.swept_until:
             return None
         if not self._behind:
+            self._reach = 1  # the last round ended where little is dead; the head, where most is, is not like that
             by_priority = sorted(self._lanes.values(), key=lambda lane: (lane.kind in self.limits, lane.priority))
             self._behind.extend((lane, piece) for lane in by_priority for piece in lane.trail.pieces())
         if not self._behind:
