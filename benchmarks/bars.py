@@ -69,6 +69,8 @@ BARS = (
         for road, called in ROADS.items()
         for what, label in (("enqueue", "enqueue within a transaction, {}"), ("insert", "an INSERT of one's own, {}"))
     ),
+    Bar("pickup_floor_ms_p50", "INSERT to claim, bare SQL, p50", unit="ms"),
+    Bar("pickup_vs_floor", "INSERT to handler, idle worker, by that", unit=""),
     Bar("sustained_ms_p50", "INSERT to handler under a steady load, p50", unit="ms"),
     Bar("sustained_ms_p99", "the same, p99", unit="ms"),
     Bar("sustained_backlog_most", "the same, backlog at the worst moment", unit="jobs"),

@@ -150,13 +150,17 @@ def drain(stage: Stage, sizes: Sizes) -> Figures:
 
 
 def latency(stage: Stage, sizes: Sizes) -> Figures:
-    """See how soon an idle worker begins a job."""
-    place, found = stage.place("latency"), []
+    """See how soon an idle worker begins a job, and in turn how soon bare SQL has claimed one."""
+    place, found, bare = stage.place("latency"), [], []
     for _ in range(sizes.runs):
         place.clear()
         jobs = int(sizes.pickups / scenarios.PICKUPS)
         found.append(plain(scenarios.latency(place, Load(jobs=jobs), _silent))["pickup_ms"])
-    return {f"pickup_ms_{name}": middle(each[name] for each in found) for name in ("p50", "p95", "p99", "max")}
+        place.clear()
+        bare.append(1000 * middle(floor.pickups(place, sizes.pickups)))
+    ours = {f"pickup_ms_{name}": middle(each[name] for each in found) for name in ("p50", "p95", "p99", "max")}
+    by_floor = _ratio([each["p50"] for each in found], bare)
+    return {**ours, "pickup_floor_ms_p50": middle(bare), "pickup_vs_floor": by_floor}
 
 
 def sustained(stage: Stage, sizes: Sizes) -> Figures:

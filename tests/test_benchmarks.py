@@ -15,6 +15,7 @@ from benchmarks.measurements import Sizes, crowded, drain, enqueue, horizon
 from benchmarks.roads import roads
 from benchmarks.stage import LOG as LOGGING
 from benchmarks.stage import Stage, claims_of, staged
+from redrive.bench.scenarios import WARM_UP
 from redrive.bench.scratch import Place
 from redrive.dev_server import DevServer
 
@@ -101,6 +102,14 @@ def test_the_floor_does_all_jobs_by_the_engine_s_own_statements(db, conn):
     assert done.rate > 0
     rows = conn.execute("select status, attempts, claims, locked_by, count(*) from redrive.jobs group by 1, 2, 3, 4")
     assert rows.fetchall() == [("succeeded", 1, 1, floor.WORKER, 1_100)]
+
+
+def test_the_floor_of_a_pick_up_claims_each_job_by_the_engine_s_own_statement(db, conn):
+    waited = floor.pickups(Place(db, "redrive"), 3)
+    assert len(waited) == 3
+    assert min(waited) > 0
+    rows = conn.execute("select status, claims, locked_by, count(*) from redrive.jobs group by 1, 2, 3")
+    assert rows.fetchall() == [("running", 1, floor.WORKER, 3 + WARM_UP)]
 
 
 def test_a_tiny_run_gives_the_figures():
