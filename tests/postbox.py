@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import ssl
 import threading
@@ -105,3 +106,64 @@ class Mailbox:
         message = message_from_bytes(envelope.content, policy=policy.default)
         self.received.append((list(envelope.rcpt_tos), message))
         return "250 2.0.0 queued"
+
+
+class Broken:
+    """A server that goes wrong at one step, as no good one would: it is told the step and what it does there.
+
+    Steps are the verbs, and GREETING, TEXT (within the mail) and END (after its last line). What it does: ``hang up``,
+    ``a letter at a time``, ``for ever``, or an answer.
+    """
+
+    def __init__(self, step: str, does: str) -> None:
+        self.mails = 0
+        """That came whole."""
+        self._step, self._does = step, does
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._closing = threading.Event()
+        self._connections: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._listening.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join(5)
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listening.accept()
+            self._connections.append(connection)
+            with connection, connection.makefile("rb") as lines:
+                self._say(connection, "GREETING", "220 mail.example")
+                while line := lines.readline():
+                    verb = line.split()[0].split(b":")[0].decode().upper()
+                    self._say(connection, verb, "354 go on" if verb == "DATA" else "250 OK")
+                    if verb == "DATA" and self._step != "DATA":
+                        self._read(connection, lines)
+
+    def _read(self, connection: socket.socket, lines: Any) -> None:
+        while (line := lines.readline()) != b".\r\n":
+            if not line or self._step == "TEXT":
+                raise OSError
+        self.mails += 1
+        self._say(connection, "END", "250 queued")
+
+    def _say(self, connection: socket.socket, step: str, words: str) -> None:
+        if step != self._step:
+            connection.sendall(f"{words}\r\n".encode())
+        elif self._does == "hang up":
+            raise OSError
+        elif self._does in ("a letter at a time", "for ever"):
+            piece = b"2" if self._does == "a letter at a time" else b"250-and\r\n" * 500
+            for _ in itertools.takewhile(lambda _: not self._closing.wait(0.02), itertools.count()):
+                connection.sendall(piece)
+        else:
+            connection.sendall(f"{self._does}\r\n".encode())

@@ -8,7 +8,9 @@ import smtplib
 import socket
 import ssl
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from email.message import EmailMessage
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from engine import failures, row
-from postbox import Mailbox
+from postbox import Broken, Mailbox
 from receiver import certified
 from redrive import InvalidOption, Queue
 from redrive.classify import Finding, classify
@@ -119,6 +121,48 @@ class TestTheMessage:
             assert classify(caught.value).word == "permanent"
         assert box.connections == 0
 
+    @pytest.mark.parametrize(
+        "hidden",
+        ["=?utf-8?q?x=0D=0ABcc=3A_evil=40x=2Eexample?=", "=?utf-8?b?eA0KQmNjOiBldmls?=", "=?l1?q?x=0A=0Abody?="],
+    )
+    def test_no_value_brings_a_header_with_it_in_a_wrapping(self, smtp, box, hidden):
+        """The standard library decodes what is encoded already, and writes the line ends that come out of it."""
+        for mail in (
+            Mail(ADA, hidden),
+            Mail(f"{hidden} <{ADA}>", "s"),
+            Mail(ADA, "s", cc=[f"{hidden} <{BOB}>"]),
+            Mail(ADA, "s", sender=f"{hidden} <{ADA}>"),
+            Mail(ADA, "s", reply_to=f"{hidden} <{ADA}>"),
+            Mail(ADA, "s", headers={"X-A": hidden}),
+            Mail(ADA, "s", headers={"X-A": f"ä {hidden} ä"}),
+            Mail(ADA, "s", headers={"Resent-To": f"{hidden} <{ADA}>"}),
+            Mail(ADA, "s", attachments=[Attachment("a", name=f"{hidden}.pdf")]),
+        ):
+            with pytest.raises(BadMail):
+                deliver(smtp, mail, attach=lambda ref: b"")
+        assert box.connections == 0
+
+    def test_a_subject_that_is_encoded_already_is_read_as_what_it_says(self, box, smtp):
+        deliver(smtp, Mail(ADA, "=?utf-8?q?Gr=C3=BC=C3=9Fe?= an alle"))
+        assert box.received[0][1]["Subject"] == "Grüße an alle"
+
+    def test_a_long_url_in_a_header_stays_one(self):
+        url = f"<https://x.example/u/{'a' * 300}>"
+        how = {
+            "sender": SENDER,
+            "to": [ADA],
+            "cc": [],
+            "bcc": [],
+            "reply_to": "",
+            "subject": "s",
+            "text": "",
+            "html": "",
+        }
+        how |= {"message_id": f"<{'a' * 100}@b>", "date": "Thu, 01 Jan 2026 00:00:00 +0000", "attachments": []}
+        message, _ = composed(**how, headers={"List-Unsubscribe": url})
+        assert f"\r\nList-Unsubscribe: {url}\r\n".encode() in bytes(message)
+        assert f"<{'a' * 100}@b>\r\n".encode() in bytes(message)
+
     @pytest.mark.parametrize("name", ["From", "bcc", "Message-ID", "Content-Type", "MIME-Version", "x y", "x:y", ""])
     def test_headers_that_are_none_or_ours_are_refused(self, smtp, name):
         with pytest.raises(BadMail, match="header"):
@@ -186,6 +230,11 @@ class TestAttachments:
         found = [(part.get_filename(), part.get_content_type()) for part in message.iter_attachments()]
         assert found == [("Rechnung für 7.pdf", "application/pdf"), ("7.pdf", "text/x-a")]
         assert [part.get_payload(decode=True) for part in message.iter_attachments()] == [b"%PDF"] * 2
+
+    def test_a_mail_that_was_saved_is_a_file_like_others(self, box, smtp):
+        deliver(smtp, Mail(ADA, "s", attachments=[Attachment("complaint.eml")]), attach=lambda ref: b"Subject: x\r\n")
+        [part] = box.received[0][1].iter_attachments()
+        assert (part.get_filename(), part.get_content_type()) == ("complaint.eml", "application/octet-stream")
 
     @pytest.mark.parametrize("ref", ["../secret", "/etc/passwd", "link", "", "a/../../secret"])
     def test_none_is_read_outside_its_directory(self, smtp, tmp_path, ref):
@@ -267,6 +316,36 @@ class TestWhatTheServerSays:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             smtp = Smtp("127.0.0.1", listening.getsockname()[1], security="none", timeout=0.2)
             assert outcome(smtp).failure.outage == 0.0
+
+    @pytest.mark.parametrize("step", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA", "TEXT", "END"])
+    def test_a_server_that_hangs_up_is_an_outage_whenever_it_does(self, step):
+        """Also after it had all of the mail: then it may have been sent, and is sent again."""
+        with Broken(step, "hang up") as broken:
+            found = outcome(Smtp("127.0.0.1", broken.port, security="none", timeout=5))
+        assert (type(found), found.failure.outage, broken.mails) == (Retried, 0.0, int(step == "END"))
+
+    @pytest.mark.parametrize("step", ["GREETING", "MAIL", "END"])
+    @pytest.mark.parametrize("does", ["a letter at a time", "for ever"])
+    def test_an_answer_without_an_end_is_over_when_the_timeout_is(self, step, does):
+        with Broken(step, does) as broken:
+            began = time.monotonic()
+            found = outcome(Smtp("127.0.0.1", broken.port, security="none", timeout=0.3))
+            assert time.monotonic() - began < 5
+        assert (type(found), found.failure.outage) == (Retried, 0.0)
+
+    @pytest.mark.parametrize("step", ["MAIL", "RCPT", "DATA", "END"])
+    @pytest.mark.parametrize(
+        ("says", "ends"), [("421 bye", "outage"), ("451 later", "later"), ("554 never", "dead"), ("nonsense", "later")]
+    )
+    def test_each_answer_counts_at_each_step(self, step, says, ends):
+        with (
+            Broken(step, says) as broken,
+            closing(Smtp("127.0.0.1", broken.port, security="none", timeout=5)) as smtp,
+        ):
+            found = outcome(smtp)
+        assert isinstance(found, Died if ends == "dead" else Retried)
+        to_the_mail = says.startswith("451") and step != "RCPT"
+        assert found.failure.outage == (0.0 if ends == "outage" or to_the_mail else None)
 
     def test_an_address_with_other_letters_needs_a_server_that_takes_such(self, box, smtp):
         deliver(smtp, Mail("jürgen@x.example", "s"))
@@ -392,6 +471,7 @@ class TestSecurity:
             ({"user": "u"}, "user and password go together"),
             ({"security": "none", "user": "u", "password": "p"}, "not sent where others can read it"),
             ({"timeout": 0}, "timeout is 0"),
+            ({"user": "u", "password": "pä"}, "ASCII"),
         ],
     )
     def test_options_that_make_no_sense_are_refused(self, how, why):
@@ -437,6 +517,27 @@ class TestAnyFunction:
         assert fails(ConnectionResetError()).failure.outage == 0.0
         assert isinstance(fails(smtplib.SMTPDataError(550, b"no")), Died)
         assert isinstance(fails(KeyError("x")), Retried)
+
+    @pytest.mark.parametrize("gives", ["id-1", True, 1, [ADA], {"id": "x"}, {"z@x.example": (550, "no")}, object()])
+    def test_a_providers_answer_is_not_taken_for_a_failure(self, gives):
+        """The mail is out: to fail then would send it eight times."""
+        ended = outcome(lambda message, recipients: gives)
+        assert isinstance(ended, Succeeded)
+        assert json.loads(ended.result)["accepted"] == [ADA, BOB]
+
+    @pytest.mark.parametrize(
+        ("said", "words"), [((550, "no"), "550 no"), ((550, b"no"), "550 no"), (550, "550"), ("no such", "no such")]
+    )
+    def test_who_was_refused_is_known_by_the_address_in_any_case(self, said, words):
+        with pytest.raises(NotSent, match=f"^{ADA}: {words}$"):
+            deliver(lambda message, recipients: {ADA.upper(): said}, Mail(ADA, "s"))
+
+    def test_one_that_is_not_awaited_is_told_so_and_has_sent_nothing(self):
+        async def send(message: EmailMessage, recipients: list[str]) -> None:
+            raise AssertionError
+
+        with pytest.raises(TypeError, match="async def"):
+            deliver(lambda *given: send(*given), Mail(ADA, "s"))  # noqa: PLW0108 - is none by its looks
 
     def test_all_refused_is_not_sent(self):
         assert isinstance(outcome(lambda message, recipients: dict.fromkeys(recipients, (550, "no"))), Died)

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from redrive.classify import classify
 from redrive.executor import execute_here
 from redrive.outcome import Died, Retried, Succeeded
 from redrive.senders.addresses import REFUSED, AddressRefused, Reach
-from redrive.senders.request import AnswerTooLong, BadRequest, destination
+from redrive.senders.request import AnswerTooLong, BadRequest, Deadline, Limits, Lines, _Channel, destination
 from redrive.senders.signature import InvalidSignature, new_secret, sign, verify
 from redrive.senders.webhook import MEANINGS, Delivery, Gone, NotDelivered, Webhook, meaning_of
 from support import wait_for
@@ -151,6 +152,9 @@ class TestSignature:
             {"webhook-signature": "v1,AAAA"},
             {"webhook-signature": "v1a,AAAA v2,BBBB"},
             {"webhook-signature": "v1,é"},
+            {"webhook-signature": "v1,\udcff"},
+            {"webhook-id": "\udcff"},
+            {"body": "\udcff"},
             {"webhook-signature": ""},
             {"now": 1_700_000_301},
             {"now": 1_699_999_699},
@@ -301,6 +305,25 @@ class TestAddresses:
             destination(url)
         assert classify(caught.value).word == "permanent"
         assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "https://user:s3cret@x.example:a/",
+            "https://user:s3cret@x.example:99999/",
+            "https://user:s3cret@[::1/",
+            "https://user:s3cret@x.example/a b",
+            "ftp://user:s3cret@x.example/",
+            "https://user:s3cret@/x",
+            "https://user:s3cret/@x.example/",
+            "https://user:1 s3cret@x.example/",
+            "https://x.example:a/?api_key=s3cret",
+        ],
+    )
+    def test_what_is_said_of_a_refused_url_holds_no_secret_of_it(self, url):
+        with pytest.raises(BadRequest) as caught:
+            destination(url)
+        assert "s3cret" not in str(caught.value)
 
     def test_a_good_url_is_taken_apart(self):
         to = destination("https://Hooks.Bücher.Example:8443/a/%7Eb?c=d&e=é#f")
@@ -479,6 +502,16 @@ class TestBounds:
             deliver(receiver.url)
         assert classify(caught.value).word == "retryable"
 
+    @pytest.mark.parametrize("status", [100, 102, 103, 199])
+    def test_what_comes_before_the_answer_is_none(self, receiver, status):
+        receiver.reply = f"HTTP/1.1 {status} Hints\r\nLink: </a>\r\n\r\n".encode() * 3 + answer(201, b"ok")
+        kept = deliver(receiver.url)
+        assert (kept["status"], kept["body"]) == (201, "ok")
+
+    def test_who_asks_for_another_protocol_has_not_answered(self, receiver):
+        receiver.reply = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n\r\n"
+        assert isinstance(outcome(receiver), Retried)
+
     def test_a_gzip_bomb_stays_packed(self, receiver):
         bomb = gzip.compress(b"\0" * 5_000_000)
         receiver.reply = answer(200, bomb, "Content-Encoding: gzip")
@@ -546,6 +579,71 @@ class TestTls:
             assert classify(caught.value).word == "outage"
         assert len(receiver.requests) == 1
 
+    @pytest.fixture
+    def talking(self, certificate):
+        """A client and a server over TLS, whose small buffers hide nothing."""
+        key, cert = certificate
+        of_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        of_server.load_cert_chain(cert, key)
+        of_client = ssl.create_default_context(cafile=cert)
+        one, other = socket.socketpair()
+        for end in (one, other):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        wrapped: list[ssl.SSLSocket] = []
+        thread = threading.Thread(target=lambda: wrapped.append(of_server.wrap_socket(other, server_side=True)))
+        thread.start()
+        client = of_client.wrap_socket(one, server_hostname="hooks.example")
+        thread.join(5)
+        yield client, wrapped[0]
+        client.close()
+        wrapped[0].close()
+
+    def test_a_receiver_that_reads_slowly_has_no_longer_than_the_total(self, talking):
+        """Each record of TLS may be in time, and all of them not."""
+        client, server = talking
+        over = threading.Event()
+
+        def read_slowly() -> None:
+            with suppress(OSError):
+                while server.recv(16_384) and not over.wait(0.2):
+                    pass
+
+        thread = threading.Thread(target=read_slowly)
+        thread.start()
+        with pytest.raises(TimeoutError):
+            _Channel(client, Limits(read=10), Deadline(0.5)).sendall(b"x" * 400_000)
+        over.set()
+        client.close()
+        thread.join(5)
+
+    def test_who_hangs_up_leaves_the_encryption_on(self, talking):
+        client, server = talking
+        lines = Lines()
+        lines.hold(client)
+        lines.hang_up()
+        assert client.cipher() is not None, "what another thread sends at this moment would go out in the clear"
+        server.close()
+
+    def test_an_answer_that_comes_before_all_was_sent_is_heard_over_tls(self, certificate, monkeypatch):
+        key, cert = certificate
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(cert, key)
+        fake_dns(monkeypatch, ["127.0.0.1"])
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+
+            def refuse() -> None:
+                connection, _ = listening.accept()
+                with suppress(OSError), context.wrap_socket(connection, server_side=True) as over_tls:
+                    over_tls.recv(10)
+                    over_tls.sendall(answer(413))  # and hangs up on the rest
+
+            thread = threading.Thread(target=refuse, daemon=True)
+            thread.start()
+            hook = webhook(tls=lambda: ssl.create_default_context(cafile=cert))
+            with pytest.raises(NotDelivered, match="413"):
+                deliver(f"https://hooks.example:{listening.getsockname()[1]}/", "x" * 900_000, hook=hook)
+            thread.join(5)
+
 
 class TestWhatAnswersMean:
     @pytest.mark.parametrize(("status", "ends"), [(200, Succeeded), (204, Succeeded), (400, Retried), (404, Retried)])
@@ -606,6 +704,7 @@ class TestWhatAnswersMean:
         assert Webhook.target(asdict(Delivery("https://api.example.com:8443/x", 1))) == "api.example.com:8443"
         assert Webhook.target(asdict(Delivery("https://api.example.com/x", 1, endpoint="ep_7"))) == "ep_7"
         assert Webhook.target({"url": "nonsense"}) == Webhook.target({}) == ""
+        assert Webhook.target(None) == Webhook.target(["by hand"]) == ""
 
     def test_none_is_sent_in_a_child_process_which_would_not_find_it(self):
         with pytest.raises(InvalidOption, match="not sent in a child process"):
@@ -706,6 +805,34 @@ def addresses_table() -> str:
 @pytest.mark.parametrize("table", [statuses_table, addresses_table])
 def test_the_tables_of_the_docs_are_those_of_the_code(table):
     assert table() in (ROOT / "docs" / "senders.md").read_text(), f"put this into docs/senders.md:\n\n{table()}"
+
+
+def test_each_status_does_to_a_job_what_the_table_of_the_docs_says(receiver):
+    """Walks the page, and not the code's own table: one answer each, over a socket."""
+    page = (ROOT / "docs" / "senders.md").read_text()
+    rows = re.findall(r"^\| (\d+)(?: to (\d+))?(, else)? \| (.+?) \| .+ \|$", page, re.MULTILINE)
+    assert len(rows) == len(MEANINGS)
+    said = {
+        int(status): words
+        for first, last, _, words in reversed(rows)
+        for status in range(int(first), int(last or first) + 1)
+    }
+    edges = {int(edge) for first, last, *_ in rows for edge in (first, last or first)}
+    gone: list[Gone] = []
+    found = {}
+    for status in sorted((edges | set(HTTPStatus) | {101, 299, 520}) - {100, 102, 103, 199}):
+        receiver.reply = answer(status)
+        ended, before = outcome(receiver, on_gone=gone.append), len(gone)
+        failure = getattr(ended, "failure", None)
+        held = failure is not None and failure.outage is not None
+        found[int(status)] = {
+            Succeeded: "succeeded",
+            Died: "dead; `on_gone` is called, and the endpoint's breaker opened" if before else "dead at once",
+            Retried: "tried again, held while the breaker of the target is open" if held else "tried again",
+        }[type(ended)]
+        gone.clear()
+    assert found == {status: said[status] for status in found}
+    assert len(found) > 60
 
 
 def test_every_status_has_a_meaning():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import smtplib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC
 from email.message import EmailMessage
@@ -43,7 +43,10 @@ _NEVER = range(500, 600)
 _SAID = smtplib.SMTPResponseException, smtplib.SMTPRecipientsRefused, smtplib.SMTPNotSupportedError
 
 Send = Callable[..., Any]
-"""Takes the message and its recipients; gives those that were refused, with code and words, or None."""
+"""Takes the message and its recipients; gives a mapping from those that were refused to code and words, or None.
+
+Whatever else it gives, such as a provider's answer, tells of no recipient: it has returned, so the mail is sent.
+"""
 
 
 @dataclass
@@ -163,7 +166,12 @@ class Email:
             refused = self._send(message, recipients)
         except _SAID as error:
             raise _not_sent(error, recipients) from error
-        return self._judged(mail, job, message, recipients, refused or {})
+        if inspect.iscoroutine(refused):
+            refused.close()
+            raise TypeError(
+                "send gave a coroutine, and nothing was sent: make it an `async def`, so that it is awaited"
+            )
+        return self._judged(mail, job, message, recipients, _refused(refused, recipients))
 
     async def deliver_async(self, mail: Mail, job: ClaimedJob) -> dict[str, Any]:
         """Send it by an async function; see :meth:`deliver`."""
@@ -172,7 +180,7 @@ class Email:
             refused = await self._send(message, recipients)
         except _SAID as error:
             raise _not_sent(error, recipients) from error
-        return self._judged(mail, job, message, recipients, refused or {})
+        return self._judged(mail, job, message, recipients, _refused(refused, recipients))
 
     def _message(self, mail: Mail, job: ClaimedJob) -> tuple[EmailMessage, list[str]]:
         sender = mail.sender or self._sender
@@ -244,6 +252,19 @@ def files(directory: str | Path) -> Callable[[str], bytes]:
     return read
 
 
+def _refused(given: Any, recipients: Sequence[str]) -> dict[str, tuple[int, Any]]:
+    """Read who was refused out of what a stranger's function gave: the mail is out, so nothing here may fail."""
+    if not isinstance(given, Mapping):
+        return {}
+    known = {each.casefold(): each for each in recipients}
+    found: dict[str, tuple[int, Any]] = {}
+    for who, said in given.items():
+        if (name := known.get(str(who).casefold())) is not None:
+            pair = said if isinstance(said, tuple | list) and len(said) == 2 else (said, "")  # noqa: PLR2004 - a pair
+            found[name] = (pair[0], pair[1]) if isinstance(pair[0], int) else (0, pair[0])
+    return found
+
+
 def _not_sent(error: smtplib.SMTPException, recipients: list[str]) -> NotSent:
     """Put what a server said into a line that names the addresses; the finding is that of the list."""
     found = replace(classify(error), listed=False)
@@ -270,4 +291,4 @@ def _listing(shown: list[str], count: int) -> str:
 
 def _words(code: int, text: Any) -> str:
     said = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-    return storable(one_line(f"{code} {said}", 300))
+    return storable(one_line(f"{code} {said}" if code else said, 300)).strip()

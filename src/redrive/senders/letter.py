@@ -2,6 +2,8 @@
 
 Every text of a header is checked for control characters before the standard library sees it, every address is one
 address, and domains are written in ASCII, so that only an address with other letters before the @ needs SMTPUTF8.
+The library decodes what is encoded already (RFC 2047), line ends too, and writes it as it then is: so each header is
+looked at once more as it will be sent.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from email import policy
-from email.headerregistry import Address
+from email.headerregistry import Address, HeaderRegistry, UnstructuredHeader
 from email.message import EmailMessage
 from pathlib import PurePosixPath
+from typing import Any
 
 from redrive.classify import Finding
 from redrive.senders.addresses import TWO_NAMES
@@ -21,12 +24,18 @@ MOST_SIZE = 20 * 1024 * 1024
 MOST_RECIPIENTS = 100
 """RFC 5321, 4.5.3.1.8: so many every server takes."""
 
+MOST_LINE = 998
+"""RFC 5322, 2.1.1: so long a line may be."""
+
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NAMED = re.compile(r"(?P<name>[^<>]*)<(?P<address>[^<>]+)>")
 _LOCAL = re.compile(r"[^\s@<>,;:\"()\[\]\\]{1,64}")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,70}")
 _TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,60}/[a-z0-9!#$&^_.+-]{1,100}")
+_ENCODED = re.compile(r"=\?[^?]*\?[^?]*\?[^?]*\?=")
+_ONE_HEADER = re.compile("[^\r\n\0]*(\r\n[ \t][^\r\n\0]*)*\r\n")
+_ANY_FILE, _NO_FILE = "application/octet-stream", ("multipart/", "message/")
 _OURS = {
     *("from", "to", "cc", "bcc", "reply-to", "subject", "date", "message-id", "sender", "return-path", "received"),
     "mime-version",
@@ -39,6 +48,19 @@ class BadMail(ValueError):
     finding = Finding("permanent")
 
 
+class _AsGiven(UnstructuredHeader):
+    """A header of the application's: in ASCII one line, since a URL in it that were encoded would be none."""
+
+    def fold(self, *, policy: Any) -> str:
+        """Fold where a line may not be longer."""
+        long = policy.clone(max_line_length=MOST_LINE) if str(self).isascii() else policy
+        return str(super().fold(policy=long))  # type: ignore[misc] # of the other base that the registry gives it
+
+
+_POLICY = policy.SMTP.clone(header_factory=HeaderRegistry(default_class=_AsGiven))
+_READABLE = _POLICY.clone(utf8=True)
+
+
 def address(text: str, what: str) -> Address:
     """Read one address, as ``ada@example.com`` or ``Ada <ada@example.com>``; its domain comes back in ASCII.
 
@@ -46,6 +68,8 @@ def address(text: str, what: str) -> Address:
         BadMail: naming *what* it is and the text.
     """
     plain = _plain(text, what).strip()
+    if _ENCODED.search(plain):
+        raise BadMail(f"{what} is {text!r:.80}: write the name as it is read, it is encoded when it is sent")
     match = _NAMED.fullmatch(plain)
     name, spec = (match["name"].strip().strip('"').strip(), match["address"].strip()) if match else ("", plain)
     local, at, domain = spec.rpartition("@")
@@ -89,7 +113,7 @@ def composed(
     Raises:
         BadMail: naming the value and what is wrong with it.
     """
-    message = EmailMessage(policy=policy.SMTP)
+    message = EmailMessage(policy=_POLICY)
     message["From"] = address(sender, "sender")
     everybody = _addressed(message, to, cc, bcc)
     if reply_to:
@@ -101,12 +125,18 @@ def composed(
             raise BadMail(f"header {name!r:.80}: no name of a header")
         if name.lower() in _OURS or name.lower().startswith("content-"):
             raise BadMail(f"header {name!r} is set by redrive itself")
-        message[name] = _plain(value, f"header {name}")
+        try:
+            message[name] = _plain(value, f"header {name}")
+        except ValueError as error:  # one that the library knows, such as Resent-To
+            raise BadMail(f"header {name} is {value!r:.80}: {error}") from error
     message.set_content(text, cte="quoted-printable")
     if html:
         message.add_alternative(html, subtype="html", cte="quoted-printable")
     for name, kind, content in attachments:
         _attach(message, name, kind, content)
+    for part in message.walk():
+        for name, value in part.items():
+            _demand_one_header(name, value)
     return message, everybody
 
 
@@ -129,11 +159,24 @@ def _attach(message: EmailMessage, name: str, kind: str, content: bytes) -> None
     shown = PurePosixPath(_plain(name, "name of an attachment").replace("\\", "/")).name
     if not shown:
         raise BadMail(f"attachment {name!r:.80} has no name")
-    guessed = (kind or mimetypes.guess_type(shown)[0] or "application/octet-stream").lower()
-    if not _TYPE.fullmatch(guessed) or guessed.startswith(("multipart/", "message/")):
+    if _ENCODED.search(shown):
+        raise BadMail(f"attachment {shown!r:.80}: write the name as it is read, it is encoded when it is sent")
+    if kind and (not _TYPE.fullmatch(kind.lower()) or kind.lower().startswith(_NO_FILE)):
         raise BadMail(f"attachment {shown!r:.80}: {kind!r:.60} is no type of a file, such as application/pdf")
-    main, _, sub = guessed.partition("/")
+    guessed = kind.lower() or mimetypes.guess_type(shown)[0] or _ANY_FILE
+    main, _, sub = (_ANY_FILE if guessed.startswith(_NO_FILE) else guessed).partition("/")
     message.add_attachment(content, maintype=main, subtype=sub, filename=shown)
+
+
+def _demand_one_header(name: str, value: Any) -> None:
+    """Look at a header as it will be sent, to a server that takes ASCII alone and to one that takes all letters."""
+    for how in (_POLICY, _READABLE):
+        try:
+            whole = _ONE_HEADER.fullmatch(how.fold(name, value)) is not None
+        except (ValueError, IndexError):  # newer versions of Python refuse it themselves
+            whole = False
+        if not whole:
+            raise BadMail(f"header {name} is {str(value)!r:.80}: it would not be sent as one header")
 
 
 def _plain(text: str, what: str) -> str:

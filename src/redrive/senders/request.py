@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from redrive.classify import Finding
+from redrive.masking import mask_text
 from redrive.senders.addresses import TWO_NAMES, AddressRefused, Place, Reach
 
 MOST_ANSWER = 64 * 1024
@@ -28,7 +29,10 @@ MOST_URL = 4096
 MOST_PLACES = 4
 """Addresses of a name that are tried."""
 
+_INTERIM = set(range(100, 200)) - {101}
+"""101 is final: it would go on in another protocol, that nobody asked for."""
 _CONTROL = re.compile("[\x00-\x20\x7f-\xa0\u2028\u2029\ud800-\udfff\\\\]")
+_BEFORE_HOST = re.compile("//.*@", re.DOTALL)
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -128,7 +132,8 @@ class Lines:
         self.cut = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # not the method of an SSLSocket: it takes the encryption off first, while another thread may be sending
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 def destination(url: str) -> Destination:
@@ -138,22 +143,31 @@ def destination(url: str) -> Destination:
         BadRequest: for one that is none, or that programs could read in different ways.
     """
     if not isinstance(url, str) or len(url) > MOST_URL or _CONTROL.search(url):
-        raise BadRequest(f"url is {url!r:.80}: must be text of at most {MOST_URL} characters, without space or control")
+        raise _odd(url, f"must be text of at most {MOST_URL} characters, without space or control")
     try:
         parts = urlsplit(url)
-        port = parts.port
     except ValueError as error:
-        raise BadRequest(f"url is {url!r:.80}: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadRequest(f"url is {url!r:.80}: must begin with https:// and a host")
+        raise _odd(url, str(error)) from None
     if "@" in parts.netloc:
         raise BadRequest("url has a user or a password before the host: credentials don't belong there")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise _odd(url, "must begin with https:// and a host")
+    try:
+        port = parts.port
+    except ValueError:  # whose words may be a part of a password that has a slash in it
+        raise _odd(url, "its port must be a number from 1 to 65535") from None
     if port == 0:
-        raise BadRequest(f"url is {url!r:.80}: there is no port 0")
+        raise _odd(url, "there is no port 0")
     tls = parts.scheme == "https"
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
     query = "?" + quote(parts.query, safe="/?%:@!$&'()*+,;=~[]") if parts.query else ""
     return Destination(tls, _host(parts.hostname), port or (443 if tls else 80), path + query)
+
+
+def _odd(url: Any, why: str) -> BadRequest:
+    """Show a URL that is refused without the secrets that may be in it."""
+    shown = mask_text(_BEFORE_HOST.sub("//***@", url)) if isinstance(url, str) else url
+    return BadRequest(f"url is {shown!r:.80}: {why}")
 
 
 def _host(name: str) -> str:
@@ -224,11 +238,13 @@ def post(
             lines.hold(sock)
         if to.tls:
             sock.settimeout(deadline.left(limits.connect))
-            sock = tls().wrap_socket(sock, server_hostname=to.host.strip("[]"))
+            sock = tls().wrap_socket(sock, server_hostname=to.host.strip("[]"), do_handshake_on_connect=False)
             if lines is not None:
                 lines.hold(sock)
+            sock.do_handshake()
         channel = _Channel(sock, limits, deadline)
         connection = http.client.HTTPConnection(to.host, to.port)
+        connection.response_class = _Final
         connection.sock = channel  # the three methods of a socket that it uses
         response = _exchanged(connection, to, body, headers)
         head = {name.lower(): value for name, value in response.getheaders()}
@@ -262,7 +278,7 @@ def _exchanged(
         connection.putheader(*header(name, value))
     try:
         connection.endheaders(body)
-    except (BrokenPipeError, ConnectionResetError) as error:  # it may have answered before it had all: 413
+    except OSError as error:  # it may have answered before it had all: 413
         try:
             return connection.getresponse()
         except (OSError, http.client.HTTPException):
@@ -279,6 +295,17 @@ def _beginning(response: http.client.HTTPResponse, size: int) -> bytes:
     return body
 
 
+class _Final(http.client.HTTPResponse):
+    """The answer itself: what comes before it, such as 103 Early Hints, is none (RFC 9110, 15.2)."""
+
+    def begin(self) -> None:
+        """Read the head of the first that is final; the bound of all that is read holds for these, too."""
+        super().begin()
+        while self.status in _INTERIM:
+            self.headers = self.msg = None  # type: ignore[assignment] # as before its own first
+            super().begin()
+
+
 class _Channel:
     """A socket as http.client uses it: every call is within the deadline, and what is read is bounded."""
 
@@ -286,27 +313,40 @@ class _Channel:
         self._sock, self._limits, self._deadline = sock, limits, deadline
 
     def sendall(self, data: Any) -> None:
-        """Send it all within the time that a read may take."""
-        self._sock.settimeout(self._deadline.left(self._limits.read))
-        self._sock.sendall(data)
+        """Send it all, each piece within the time that a read may take.
+
+        Not by the socket's own sendall: under TLS that takes its timeout for each record, 16 kB, anew.
+        """
+        rest = memoryview(data)
+        while rest:
+            self._sock.settimeout(self._deadline.left(self._limits.read))
+            rest = rest[self._sock.send(rest) :]
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """Give what the answer is read from."""
-        return io.BufferedReader(_Reader(self._sock, self._limits, self._deadline))
+        return io.BufferedReader(Reader(self._sock, self._limits, self._deadline))
 
     def close(self) -> None:
         """Leave that to whoever opened it."""
 
 
-class _Reader(io.RawIOBase):
+class Reader(io.RawIOBase):
+    """What comes over a socket, within a deadline, and so many bytes."""
+
     def __init__(self, sock: socket.socket, limits: Limits, deadline: Deadline) -> None:
         self._sock, self._limits, self._deadline = sock, limits, deadline
         self._left = MOST_ANSWER
 
+    def renew(self, deadline: Deadline) -> None:
+        """Begin with another answer."""
+        self._deadline, self._left = deadline, MOST_ANSWER
+
     def readable(self) -> bool:
+        """Say yes."""
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Read what there is."""
         if self._left <= 0:
             raise AnswerTooLong(f"an answer of more than {MOST_ANSWER} bytes")
         self._sock.settimeout(self._deadline.left(self._limits.read))

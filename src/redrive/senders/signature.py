@@ -79,9 +79,13 @@ def verify(
     Raises:
         InvalidSignature: saying why.
     """
-    content = body.encode() if isinstance(body, str) else body
     low = {str(name).lower(): str(value) for name, value in headers.items()}
     webhook_id, said_at, signatures = (low.get(name, "") for name in (ID, TIMESTAMP, SIGNATURE))
+    try:
+        content = body.encode() if isinstance(body, str) else body
+        said = f"{webhook_id}.{said_at}.".encode() + content
+    except UnicodeEncodeError:  # bytes of a stranger's, as some frameworks read them
+        raise InvalidSignature("what came is no text") from None
     if not (webhook_id and said_at and signatures):
         raise InvalidSignature(f"there must be the headers {ID}, {TIMESTAMP} and {SIGNATURE}")
     if not (said_at.isascii() and said_at.isdecimal() and len(said_at) <= 12):  # noqa: PLR2004 - till the year 33658
@@ -90,10 +94,11 @@ def verify(
     if abs(clock - sent_at) > tolerance:
         late = "old" if sent_at < clock else "ahead: is this machine's clock right?"
         raise InvalidSignature(f"it was signed {abs(clock - sent_at):.0f} s {late}")
-    said = f"{webhook_id}.{said_at}.".encode() + content
     right = [_signature(key, said).encode() for key in keys(secret)]
     given = [
-        value.encode() for version, _, value in (each.partition(",") for each in signatures.split()) if version == "v1"
+        value.encode(errors="replace")
+        for version, _, value in (each.partition(",") for each in signatures.split())
+        if version == "v1"
     ]
     # every pair is compared, so that the time it takes tells nothing
     if not any([hmac.compare_digest(one, other) for one in given for other in right]):  # noqa: C419 - as said

@@ -7,6 +7,7 @@ without it. Nothing here decides what a refusal means, and nothing is sent a sec
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import smtplib
 import ssl
@@ -19,6 +20,7 @@ from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from redrive.errors import InvalidOption
+from redrive.senders.request import AnswerTooLong, Deadline, Limits, Reader
 
 Security = Literal["starttls", "tls", "none"]
 PORTS = {"starttls": 587, "tls": 465, "none": 25}
@@ -68,6 +70,8 @@ class Smtp:
             raise InvalidOption("user and password go together: give both or none")
         if password and security == "none":
             raise InvalidOption("a password is not sent where others can read it: use security='starttls' or 'tls'")
+        if not (user + password).isascii():
+            raise InvalidOption("user and password must be of ASCII alone: Python's smtplib can't send others")
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST:
             raise InvalidOption(f"timeout is {timeout!r:.80}: must be seconds, more than 0 and at most {LONGEST:.0f}")
         self.host, self.port = host, port or PORTS[security]
@@ -151,9 +155,9 @@ class Smtp:
     def _connected(self) -> smtplib.SMTP:
         context = None if self._security == "none" else self._tls()
         if self._security == "tls":
-            smtp: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=self._timeout, context=context)
+            smtp: smtplib.SMTP = _OverTls(self.host, self.port, timeout=self._timeout, context=context)
         else:
-            smtp = smtplib.SMTP(self.host, self.port, timeout=self._timeout)
+            smtp = _Plain(self.host, self.port, timeout=self._timeout)
         try:
             smtp.ehlo_or_helo_if_needed()
             if self._security == "starttls":
@@ -171,6 +175,29 @@ class Smtp:
             smtp.close()
             raise
         return smtp
+
+
+class _Plain(smtplib.SMTP):
+    """Each answer is over within the timeout and of bounded size, also one that comes a letter at a time."""
+
+    _reader: Reader
+
+    def getreply(self) -> tuple[int, bytes]:
+        """Read one answer."""
+        if self.file is not None:
+            self._reader.renew(Deadline(self.timeout))
+        elif self.sock is not None:  # at first, and again under TLS
+            self._reader = Reader(self.sock, Limits(read=self.timeout), Deadline(self.timeout))
+            self.file = io.BufferedReader(self._reader)
+        try:
+            return super().getreply()
+        except AnswerTooLong as error:
+            self.close()
+            raise smtplib.SMTPServerDisconnected(str(error)) from error
+
+
+class _OverTls(_Plain, smtplib.SMTP_SSL):
+    """The same, with TLS from the start."""
 
 
 class _Line:

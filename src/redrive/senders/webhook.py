@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Meaning = Literal["delivered", "gone"] | Word
 
 MEANINGS: tuple[tuple[range, Meaning, str], ...] = (
-    (range(100, 200), "retryable", "no answer at all"),
+    (range(100, 200), "retryable", "no answer by itself: the one that follows counts"),
     (range(200, 300), "delivered", "taken"),
     (
         range(300, 400),
@@ -60,6 +60,7 @@ MEANINGS: tuple[tuple[range, Meaning, str], ...] = (
     (range(431, 432), "permanent", "the headers are too large"),
     (range(400, 500), "retryable", "a receiver that is set up wrongly is mended, often on the same day"),
     (range(500, 600), "outage", "the receiver is down; Retry-After holds for all jobs of the target"),
+    (range(600, 1000), "retryable", "no status that HTTP knows"),
 )
 """What each status means, the first that fits; ``Webhook(answers={404: "permanent"})`` goes before it."""
 KEPT_HEADERS = ("content-type", "location", "retry-after", "server", "x-request-id", "cf-ray")
@@ -200,7 +201,7 @@ class Webhook:
     @staticmethod
     def target(payload: Any) -> str:
         """Name whose breaker counts for a job with this *payload*: the endpoint, or else the host of the URL."""
-        said = payload if isinstance(payload, dict) else vars(payload)
+        said = payload if isinstance(payload, dict) else getattr(payload, "__dict__", {})
         if endpoint := said.get("endpoint"):
             return str(endpoint)
         try:
