@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import email
 import json
 import threading
 from collections.abc import Iterator
 from email.policy import default
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiosmtpd.controller import Controller
 
 from engine import Inside, insert
-from redrive import InvalidOption, Queue
+from redrive import InvalidOption, Queue, alerter
 from redrive.alerter import Alerter
 from redrive.messengers import NotSent, messengers, plain_text, slack_text
 from redrive.settings import load
+from redrive.statements import named, run
 from shell import answer, complaint, redrive
 from support import wait_for
 from test_metrics import free_port
@@ -92,7 +95,7 @@ MESSAGE = {
 def test_a_death_is_told_to_all_channels_by_one_of_several_workers_and_its_end_too(
     db, conn, endpoint, postbox, monkeypatch
 ):
-    soon(monkeypatch, 1.0)  # a look that takes longer than that is another worker's as well, and told twice
+    soon(monkeypatch, 1.0)
     box, smtp = postbox
     setup: dict[str, Any] = {
         "alert_slack": endpoint.url,
@@ -190,6 +193,74 @@ def test_the_digest_of_the_day_is_sent(db, conn, endpoint):
     conn.execute("update redrive.alert_state set looked_at = null")
     redrive(db, "alerts", "check", env=env)
     assert len(endpoint.taken) == 1
+
+
+class TestALookThatTakesLong:
+    """What two have found is told once, by whoever looks at the end."""
+
+    @pytest.fixture
+    def look(self, db, conn, monkeypatch):
+        """Look, on a clock that is moved by so many seconds before each statement of it; others may look then."""
+        insert(conn, "mail", status="dead")
+        settings = load({"database_url": db, "alert_webhook": "http://127.0.0.1:1/"})
+        clock = [0.0]
+        monkeypatch.setattr("redrive.alerter.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+        async def look(each: float = 0.0, others: Any = None) -> Any:
+            async def ask(statement: Any) -> list[Any]:
+                clock[0] += each
+                conn.execute(f"set redrive.clock_offset = '{clock[0]} s'")
+                if others is not None:
+                    await others()
+                return run(conn, statement)
+
+            return await alerter.look(ask, settings, messengers(settings), every=27.0)
+
+        return look
+
+    def test_who_was_overtaken_tells_nothing(self, conn, look):
+        others: list[Any] = []
+
+        async def overtake() -> None:
+            if len(others) == 1:  # between its first statement and its second
+                conn.execute("update redrive.alert_state set looked_at = looked_at - interval '28 s'")
+                others[0] = await look()
+            others.append(None)
+
+        assert asyncio.run(look(others=overtake)) is None
+        assert others[0].changes
+        assert conn.execute("select count(*) from redrive.alert_messages").fetchone() == (1,)
+        assert conn.execute("select count(*) from redrive.alerts").fetchone() == (1,)
+
+    def test_while_it_goes_on_nobody_else_begins_one(self, conn, look):
+        begun: list[Any] = []
+
+        async def try_to() -> None:
+            if begun:
+                begun.append(await look())
+            begun.append(None)
+
+        assert asyncio.run(look(each=10.0, others=try_to)).changes
+        assert len(begun) > 20
+        assert set(begun) == {None}
+        assert conn.execute("select count(*) from redrive.alert_messages").fetchone() == (1,)
+
+
+def test_a_message_is_sent_by_one_however_long_it_takes_and_tried_again_soon_where_it_was_not(conn):
+    conn.execute(
+        "insert into redrive.alert_messages (channel, sort, message, created_at, due_at)"
+        " values ('slack', 'alert', '{}', now(), now())"
+    )
+
+    def claim(later: int) -> list[Any]:
+        conn.execute(f"set redrive.clock_offset = '{later} s'")
+        return run(conn, named("claim_alert_message", "redrive", channels=["slack"]))
+
+    [row] = claim(0)
+    assert claim(240) == []
+    run(conn, named("settle_alert_message", "redrive", id=row.id, error="it answered 500"))
+    assert claim(265) == []
+    assert [row.tries for row in claim(275)] == [2]
 
 
 class TestCommand:

@@ -1,7 +1,8 @@
 """Looks whether there is news, and sends it: one look by one worker of all, and each message until it is sent.
 
 Whoever moves the row of ``alert_state`` on looks; news and what is remembered of them are written in one statement, so
-a worker that dies in between tells nothing twice and forgets nothing. Without a channel set up it asks nothing at all.
+a worker that dies in between tells nothing twice and forgets nothing. A look that takes long keeps that row, and one
+that has lost it all the same writes nothing. Without a channel set up it asks nothing at all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -73,17 +75,55 @@ class _Asker:
         return await self._ask(statement)
 
 
+class _Look:
+    """A look that is under way: keeps others from beginning one, however long it takes."""
+
+    def __init__(self, ask: Ask, schema: str, began: datetime, every: float) -> None:
+        self.held_at = began
+        self._say, self._schema, self._keep_after = ask, schema, every / 3
+        self._kept = time.monotonic()
+
+    async def ask(self, statement: Statement[Any]) -> list[Any]:
+        """Run a statement of the look.
+
+        Raises:
+            _Overtaken: when somebody else has begun a look.
+        """
+        if time.monotonic() - self._kept > self._keep_after:
+            kept = await self._say(named("keep_alert_look", self._schema, looked_at=self.held_at))
+            if not kept:
+                raise _Overtaken
+            self.held_at, self._kept = kept[0].looked_at, time.monotonic()
+        return await self._say(statement)
+
+    async def write(self, **params: Any) -> bool:
+        """Write down what came of it, unless somebody else has begun a look; tells whether it did."""
+        return bool(await self._say(named("write_alerts", self._schema, looked_at=self.held_at, **params)))
+
+
+class _Overtaken(Exception):
+    """Somebody else looks by now."""
+
+
 async def look(ask: Ask, settings: Settings, channels: dict[str, Send], *, every: float) -> News | None:
     """Look once, unless somebody has within *every* seconds; writes down what is to be sent.
+
+    Gives None where somebody else looked, or began to before this look was written down.
 
     Raises:
         psycopg.Error: what the server said.
     """
-    schema = settings.schema
-    begun = await ask(named("begin_alert_look", schema, every=every))
+    begun = await ask(named("begin_alert_look", settings.schema, every=every))
     if not begun:
         return None
-    [state] = begun
+    try:
+        return await _look(_Look(ask, settings.schema, begun[0].now, every), begun[0], settings, channels)
+    except _Overtaken:
+        return None
+
+
+async def _look(turn: _Look, state: Any, settings: Settings, channels: dict[str, Send]) -> News | None:
+    ask = turn.ask
     seen, last, before = await read(ask, settings, state.last_failure)
     news = alerts.compare(alerts.judge(seen, alerts.rules(settings.alert_rules), before), before, state.now)
     messages = [("alert", alert(news.changes, settings, state.now))] if news.changes else []
@@ -91,21 +131,17 @@ async def look(ask: Ask, settings: Settings, channels: dict[str, Send], *, every
     if digest:
         messages.append(("digest", await summary(ask, seen, settings, state.now, len(news.keep))))
     rows = [(channel, sort, json.dumps(message)) for sort, message in messages for channel in channels]
-    await ask(
-        named(
-            "write_alerts",
-            schema,
-            **{name: [row[name] for row in news.keep] for name in _COLUMNS},
-            over_rules=[rule for rule, _ in news.over],
-            over_subjects=[subject for _, subject in news.over],
-            channels=[channel for channel, _, _ in rows],
-            sorts=[sort for _, sort, _ in rows],
-            messages=[message for _, _, message in rows],
-            last=last,
-            digest_at=state.now if digest else None,
-        )
+    written = await turn.write(
+        **{name: [row[name] for row in news.keep] for name in _COLUMNS},
+        over_rules=[rule for rule, _ in news.over],
+        over_subjects=[subject for _, subject in news.over],
+        channels=[channel for channel, _, _ in rows],
+        sorts=[sort for _, sort, _ in rows],
+        messages=[message for _, _, message in rows],
+        last=last,
+        digest_at=state.now if digest else None,
     )
-    return news
+    return news if written else None
 
 
 _COLUMNS = ("rule", "subject", "text", "value", "told_value", "began_at", "told_at", "missed")

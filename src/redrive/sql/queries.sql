@@ -2689,7 +2689,12 @@ DELETE FROM {requeues} WHERE ended_at < {clock}() - make_interval(secs => %(keep
 -- Who moves this row on looks: of all workers one, and the others find that it has been done.
 UPDATE {alert_state} SET looked_at = {clock}()
 WHERE one AND coalesce(looked_at <= {clock}() - make_interval(secs => %(every)s::float8), true)
-RETURNING {clock}() AS now, last_failure, digest_at
+RETURNING looked_at AS now, last_failure, digest_at
+
+-- name: keep_alert_look
+-- A look that takes long is still under way: nobody else begins one, unless somebody has.
+UPDATE {alert_state} SET looked_at = {clock}() WHERE one AND looked_at = %(looked_at)s::timestamptz
+RETURNING looked_at
 
 -- name: alert_deaths
 -- Deaths by kind since the row of failures that was read last.
@@ -2702,35 +2707,39 @@ SELECT kind, count(*) FILTER (WHERE outcome = 'dead') AS deaths, max(id) AS last
 SELECT rule, subject, text, value, told_value, began_at, told_at, missed FROM {alerts} ORDER BY began_at, rule, subject
 
 -- name: write_alerts
--- What is remembered of a look, and the messages that it gave rise to: all of it or nothing.
-WITH kept AS (
+-- What is remembered of a look, and the messages that it gave rise to: all of it or nothing. Nothing where somebody else
+-- has begun a look meanwhile: what both found would be told twice.
+WITH held AS (
+    UPDATE {alert_state}
+    SET last_failure = coalesce(%(last)s::bigint, (SELECT coalesce(max(id), 0) FROM {failures})),
+        digest_at = coalesce(%(digest_at)s::timestamptz, digest_at, {clock}())
+    WHERE one AND looked_at = %(looked_at)s::timestamptz
+    RETURNING one
+), kept AS (
     INSERT INTO {alerts} AS a (rule, subject, text, value, told_value, began_at, told_at, missed)
-    SELECT * FROM unnest(%(rule)s::text[], %(subject)s::text[], %(text)s::text[], %(value)s::float8[], %(told_value)s::float8[],
-                         %(began_at)s::timestamptz[], %(told_at)s::timestamptz[], %(missed)s::int[])
+    SELECT n.* FROM held, unnest(%(rule)s::text[], %(subject)s::text[], %(text)s::text[], %(value)s::float8[], %(told_value)s::float8[],
+                         %(began_at)s::timestamptz[], %(told_at)s::timestamptz[], %(missed)s::int[]) AS n
     ON CONFLICT (rule, subject) DO UPDATE
     SET text = excluded.text, value = excluded.value, told_value = excluded.told_value, told_at = excluded.told_at,
         missed = excluded.missed
 ), gone AS (
     DELETE FROM {alerts} a
-    USING unnest(%(over_rules)s::text[], %(over_subjects)s::text[]) AS o(rule, subject)
+    USING held, unnest(%(over_rules)s::text[], %(over_subjects)s::text[]) AS o(rule, subject)
     WHERE a.rule = o.rule AND a.subject = o.subject
 ), sent AS (
     INSERT INTO {alert_messages} (channel, sort, message, created_at, due_at)
     SELECT channel, sort, message::jsonb, {clock}(), {clock}()
-    FROM unnest(%(channels)s::text[], %(sorts)s::text[], %(messages)s::text[]) AS m(channel, sort, message)
+    FROM held, unnest(%(channels)s::text[], %(sorts)s::text[], %(messages)s::text[]) AS m(channel, sort, message)
 ), old AS (
     DELETE FROM {alert_messages} WHERE created_at < {clock}() - interval '30 days'
 )
-UPDATE {alert_state}
-SET last_failure = coalesce(%(last)s::bigint, (SELECT coalesce(max(id), 0) FROM {failures})),
-    digest_at = coalesce(%(digest_at)s::timestamptz, digest_at, {clock}())
-WHERE one
+SELECT one FROM held
 
 -- name: claim_alert_message
--- Take one message for a while: sent or not, its next try is put off, so that a worker that dies with it loses nothing.
--- After a day it is given up.
+-- Take one message for as long as a slow server may need for it: nobody else sends it meanwhile, and a worker that dies
+-- with it loses nothing. After a day it is given up.
 UPDATE {alert_messages}
-SET tries = tries + 1, due_at = {clock}() + make_interval(secs => least(3600, 30 * 2 ^ least(tries, 10))::float8)
+SET tries = tries + 1, due_at = {clock}() + interval '5 minutes'
 WHERE id = (
     SELECT id FROM {alert_messages}
     WHERE sent_at IS NULL AND due_at <= {clock}() AND channel = ANY(%(channels)s::text[])
@@ -2743,7 +2752,8 @@ RETURNING id, channel, message, tries
 
 -- name: settle_alert_message
 UPDATE {alert_messages}
-SET sent_at = CASE WHEN %(error)s::text IS NULL THEN {clock}() END, error = %(error)s
+SET sent_at = CASE WHEN %(error)s::text IS NULL THEN {clock}() END, error = %(error)s,
+    due_at = {clock}() + make_interval(secs => least(3600, 30 * 2 ^ least(tries - 1, 10))::float8)
 WHERE id = %(id)s
 
 -- name: alert_channels
