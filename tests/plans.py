@@ -81,6 +81,19 @@ PINS = {
     "ownerless_holders": Pin({"jobs_running_idx"}, "jobs_running_idx", 500, walks=True),
     "silent_holders": Pin({"jobs_running_idx"}, "jobs_running_idx", 6000, rows=100_000, walks=True),
     "archive_finished": Pin({"jobs_pkey"}, "jobs_pkey", 9000),
+    "depths": Pin(
+        {
+            "jobs_claim_idx",
+            "jobs_running_idx",
+            "jobs_dead_idx",
+            "jobs_strange_idx",
+            "jobs_ended_idx",
+            "jobs_retrying_idx",
+        },
+        "jobs_claim_idx",
+        6000,
+        walks=True,
+    ),
     "insert_keyed_job": Pin({"jobs_key_idx"}, "jobs_key_idx", 200),
     "insert_jobs": Pin({"jobs_key_idx"}, "jobs_key_idx", 12_000),
 }
@@ -269,6 +282,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
         "ownerless_holders": {"own_name": "^w"},
         "silent_holders": {"slack": 2.0, "own_name": "^w", "lease": 30.0, "foreign_age": 600.0},
         "archive_finished": {"ids": ids, "shortest": 1.0},
+        "depths": {"most": 500, "kinds": 500},
         "insert_keyed_job": new | {"key": "k70", "payload": "{}"},
         "insert_jobs": new | {"keys": [f"k{i}" for i in range(500)], "payloads": ["{}"] * 500, "lanes": None},
     }

@@ -58,6 +58,7 @@ def test_a_percent_sign_or_an_underscore_stands_for_itself(queue, conn):
         ("since:2030-01-31T09:00", "say in which zone"),
         ("older:9999999999d", "before all time"),
         ("id:x", "an id is a whole number"),
+        ("batch:x", "the number of a batch is a whole number"),
         ("-status:dead", "only kinds can be left out"),
         ("payload.password:x", "is masked, and not searched either"),
         ("metadata.auth.apiKey:x", "is masked, and not searched either"),
@@ -153,7 +154,15 @@ def test_ended_and_running_jobs_are_found_by_their_index(queue, conn, status):
 
 
 def test_what_the_search_box_says_can_be_searched_for_can_be():
-    values = {"status": "dead", "id": "7", "older": "2h", "newer": "2h", "since": "7d", "until": "2030-01-31T09:00Z"}
+    values = {
+        "status": "dead",
+        "id": "7",
+        "batch": "7",
+        "older": "2h",
+        "newer": "2h",
+        "since": "7d",
+        "until": "2030-01-31T09:00Z",
+    }
     for name in search.QUALIFIERS:
         word = f"{name}to:x" if name.endswith(".") else f"{name}:{values.get(name, 'x')}"
         assert not search.read(word).plain

@@ -67,8 +67,7 @@ def test_a_due_kind_that_nobody_knows_is_bad_and_a_paused_one_is_a_note(queue, c
     queue.kinds.pause("mail", by="ada", reason="the provider is down")
     assert said(late(reading)) == {
         ("bad", "kind fax is due for 40 s and no live worker knows it"),
-        ("note", "the oldest job of kind mail is due for 1 h; the kind is paused"),
-        ("note", "kind mail is paused by ada: the provider is down"),
+        ("note", "kind mail is paused by ada: the provider is down; the oldest job is due for 1 h"),
     }
 
 

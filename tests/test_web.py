@@ -290,6 +290,8 @@ def test_every_page_of_an_empty_installation_says_so(page):
         ("/dead", "Nothing is dead."),
         ("/jobs", "No job matches."),
         ("/kinds", "No kind has jobs"),
+        ("/batches", "There is no batch."),
+        ("/batches", "Nobody subscribes to a topic."),
         ("/workers", "No worker has given a sign of life"),
         ("/schedules", "There is no schedule."),
         ("/audit", "Nobody has done anything yet."),
@@ -326,9 +328,13 @@ def test_what_strangers_wrote_is_inert_everywhere(queue, conn, page):
         {"x": HOSTILE},
     )
     queue.schedules.add("x", "mail", every=60)
+    with queue.batches.open(HOSTILE, name=HOSTILE) as batch:
+        batch.enqueue("mail")
+    queue.topics.add("order.paid", HOSTILE, by=HOSTILE)
     conn.execute("update redrive.schedules set name = %(x)s, kind = %(x)s, problem = %(x)s", {"x": HOSTILE})
     params = {"q": HOSTILE.replace('"', "'")}
-    answers = [page.get(path) for path in ("/", "/dead", "/jobs", "/jobs/1", "/kinds", "/workers", "/schedules")]
+    paths = ("/", "/dead", "/jobs", "/jobs/1", "/kinds", "/batches", "/workers", "/schedules")
+    answers = [page.get(path) for path in paths]
     answers += [page.get("/audit"), page.get("/dead/group", params={"name": f"{group.kind}:{group.key}"})]
     answers += [page.get("/jobs", params=params), page.get("/schedules/one", params={"name": HOSTILE})]
     answers += [page.get("/kinds", params={"kind": HOSTILE}), page.get("/jobs/confirm?do=requeue&id=1")]
@@ -614,6 +620,132 @@ def test_what_a_breaker_holds_is_seen_and_let_go(queue, page):
     assert [row.state for row in queue.breakers.list() if row.target] in ([], ["closing"])
     answer = post(page, "/kinds/let-go", kind="mail", target="nothing such")
     assert "Nothing of mail was held." in text(page.get(answer.headers["location"]))
+
+
+def test_a_kind_is_held_and_let_go_by_hand(queue, page):
+    form = text(page.get("/kinds?kind=mail"))  # there is nothing of it yet, and its outage has been announced
+    assert "Hold mail" in form
+    answer = post(page, "/kinds/hold", kind="mail", target="acme", hold="2h", reason="maintenance till noon")
+    said = " ".join(text(page.get(answer.headers["location"])).split())
+    assert "The jobs of mail acme are held, and one is sent as a probe in 2 h." in said
+    assert re.search(r"by hand, by \w+", said) is None  # it has a probe: it ends by itself
+    assert "maintenance till noon" in said
+    answer = post(page, "/kinds/hold", kind="mail", reason="for ever")
+    said = " ".join(text(page.get(answer.headers["location"])).split())
+    assert "The jobs of mail are held, until somebody lets them go." in said
+    assert re.search(r"by hand, by \w+, since", said)
+    [(acme, its_hold), (mail, its)] = sorted((row.target, row.by_hand) for row in queue.breakers.list())[::-1]
+    assert (acme, its_hold, mail, its) == ("acme", False, "", True)
+    assert {act.reason for act in queue.audit.list()} == {"maintenance till noon", "for ever"}
+    answer = post(page, "/kinds/let-go", kind="mail", target="", at_once="1")
+    assert "What waits of mail is let out, all at once." in text(page.get(answer.headers["location"]))
+    assert [row.target for row in queue.breakers.list()] == ["acme"]
+    refused = post(page, "/kinds/hold", kind="mail", hold="soon")
+    assert refused.status_code == 400
+    assert "probe after" in text(refused)
+
+
+def test_what_a_breaker_holds_is_not_told_twice(queue, conn, page):
+    """Its jobs are late because of it, and what leads to the breaker leads to what can be done."""
+    conn.execute("insert into redrive.jobs (kind, run_at) values ('mail', now() - interval '1 hour')")
+    queue.breakers.open("mail", reason="maintenance")
+    answer = page.get("/")
+    assert "mail is held by hand, 1 job due waits: maintenance" in text(answer)
+    assert "the oldest job of kind mail" not in text(answer)
+    assert 'href="/kinds?kind=mail#breakers"' in answer.text
+    queue.breakers.close("mail", at_once=True)
+    queue.breakers.open("mail", "acme")  # one target of many
+    assert "the oldest job of kind mail" in text(client(desk(queue, local=True)).get("/"))
+
+
+def test_what_is_found_leads_to_where_it_is_put_right(queue, conn, page):
+    queue.kinds.pause("mail", by="bob")
+    queue.schedules.add("nightly", "mail", every=60)
+    conn.execute("update redrive.schedules set next_run_at = now() - interval '1 hour'")
+    suspect = conn.execute(
+        "insert into redrive.jobs (kind, alone, crashes) values ('hook', true, 1) returning id"
+    ).fetchone()[0]
+    body = page.get("/").text
+    assert 'href="/kinds?kind=mail#change"' in body
+    assert f'<a href="/jobs/{suspect}">show the job</a>' in body
+    assert 'href="/schedules/one?name=nightly"' in body
+
+
+def test_that_a_paused_kind_is_late_is_told_with_its_pause(queue, conn, page):
+    conn.execute("insert into redrive.jobs (kind, run_at) values ('mail', now() - interval '1 hour')")
+    queue.kinds.pause("mail", by="bob", reason="holiday")
+    said = text(page.get("/"))
+    assert "kind mail is paused by bob: holiday; the oldest job is due for 1 h" in said
+    assert "the oldest job of kind mail" not in said
+
+
+def test_batches_and_topics_are_seen(queue, conn, page):
+    with queue.batches.open("report", name="July") as batch:
+        made = [batch.enqueue("mail", {"n": number}).id for number in range(3)]
+    conn.execute("update redrive.jobs set status = 'dead' where id = %s", (made[0],))
+    queue.topics.add("order.paid", "mail", by="ada")
+    queue.publish("user.left", {})
+    answer = page.get("/batches")
+    said = " ".join(text(answer).split())
+    assert re.search(r"July (now|[\d.]+ \w+ ago) 3 0 0 1 report follows when all have ended", said)
+    assert "order.paid mail active ada" in said
+    assert "user.left is published, and nobody subscribes to it" in said
+    assert f'href="/jobs?q=batch%3A{batch.id}"' in answer.text
+    found = text(page.get("/jobs", params={"q": f"batch:{batch.id} status:dead"}))
+    assert "1 shown, that is all" in found
+    assert "Send back 1 job?" in text(page.get(f"/jobs/confirm?do=requeue&all=1&q=batch:{batch.id}"))
+    assert re.search(rf"Batch\s+{batch.id}\b", text(page.get(f"/jobs/{made[1]}")))
+    assert page.get("/jobs?q=batch:x").status_code == 400
+
+
+def test_batches_that_a_role_may_not_read_hide_no_topics(db, conn):
+    with role(conn, "t_desk_batchless", rights="select") as name:
+        conn.execute(f"revoke select on redrive.batches from {name}")
+        queue = Queue(psycopg.conninfo.make_conninfo(db, user=name, password="pw"))
+        said = text(client(desk(queue, local=True)).get("/batches"))
+        assert "batches: this role may not read it" in said
+        assert "Nobody subscribes" in said
+        queue.close()
+
+
+def test_the_job_of_an_adopted_row_says_which(queue, page):
+    row = {"adopted": {"adoption": 1, "table": "public.mail_jobs", "row": "5008"}}
+    made = queue.enqueue("mail", metadata=row).id
+    answer = page.get(f"/jobs/{made}")
+    assert re.search(r"5008 of\s+public.mail_jobs", text(answer))
+    assert "1 shown" in text(page.get("/jobs", params={"q": "metadata.adopted.table:public.mail_jobs"}))
+    for odd in ({"adopted": "x"}, {"adopted": {"row": 1}}):
+        assert page.get(f"/jobs/{queue.enqueue('mail', metadata=odd).id}").status_code == 200
+
+
+def test_a_huge_payload_makes_no_huge_page(queue, conn, page):
+    """A megabyte, read anew every five seconds, was of no use and took a phone minutes."""
+    made = queue.enqueue("mail", {"begin": "b", "blob": "x" * 900_000, "to": "nan"}).id
+    conn.execute(
+        "update redrive.jobs set status = 'dead', last_error = %s where id = %s", ("boom " * 200_000 + "end", made)
+    )
+    for path in (f"/jobs/{made}", "/dead", "/jobs?q=status:dead", "/dead/group?name=" + queue.groups.list()[0].id):
+        assert len(page.get(path).text) < 60_000, path
+    shown = page.get(f"/jobs/{made}")
+    assert "characters left out" in shown.text
+    assert f"redrive show {made} --json" in shown.text
+    assert "<textarea" not in shown.text
+    post(page, "/jobs/edit", id=made, path="to", value="ann", send="0")
+    payload = queue.get(made).payload
+    assert (payload["to"], len(payload["blob"])) == ("ann", 900_000)
+
+
+def test_ten_thousand_kinds_make_no_huge_page(queue, conn, page):
+    conn.execute(
+        "insert into redrive.kinds (kind, running_most) select 'kind_' || i, 1 from generate_series(1, 10000) i"
+    )
+    conn.execute("insert into redrive.jobs (kind) select 'kind_' || i from generate_series(1, 10000) i")
+    answer = page.get("/kinds")
+    assert len(answer.text) < 600_000
+    assert "more: name one above" in answer.text
+    assert "Pause kind_9999" in text(page.get("/kinds?kind=kind_9999"))
+    for path in ("/", "/dead", "/jobs"):
+        assert len(page.get(path).text) < 600_000, path
 
 
 def test_a_schedule_is_run_paused_and_resumed(queue, page):

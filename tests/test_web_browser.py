@@ -26,6 +26,7 @@ PAGES = {
     "a job that waits": "/jobs/4",
     "before it is done": "/jobs/confirm?do=requeue&all=1&q=kind:mail",
     "kinds": "/kinds?kind=mail",
+    "batches": "/batches",
     "workers": "/workers",
     "schedules": "/schedules",
     "a schedule": "/schedules/one?name=nightly",
@@ -92,6 +93,10 @@ def seen(queue, conn, serve):
     queue.kinds.limit("mail", running=2, rate=5)
     queue.schedules.add("nightly", "export", "0 3 * * *", timezone="Europe/Berlin")
     queue.requeues.start(queue.groups.list()[0].which, by="ada")
+    queue.breakers.open("mail", "acme", by="ada", reason="maintenance")
+    with queue.batches.open("export", name="July") as batch:
+        batch.enqueue("mail", {"invoice": 1})
+    queue.topics.add("order.paid", "mail", by="ada")
     conn.execute(
         "insert into redrive.workers (name, host, pid, version, kinds, concurrency, lease, heartbeat_at)"
         " values ('web:1:abcdef', 'web', 1, '0.1.0', '{mail}', 10, '1 hour', now())"

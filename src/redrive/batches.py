@@ -201,8 +201,13 @@ class Batches:
         return named("transaction_began", self._queue.schema)
 
     def _list(self, *, ended: bool, limit: int) -> Statement[State]:
-        params = {"ended": bool(ended), "limit": limit, "most": MOST_COUNTED}
-        return Statement(spoken("list_batches", self._queue.schema), class_row(State), params)
+        return listed(self._queue.schema, ended=ended, limit=limit)
+
+
+def listed(schema: str, *, ended: bool = True, limit: int = 50) -> Statement[State]:
+    """List batches, newest first; without *ended* those of which jobs are left."""
+    params = {"ended": bool(ended), "limit": limit, "most": MOST_COUNTED}
+    return Statement(spoken("list_batches", schema), class_row(State), params)
 
 
 def _one_transaction(first: list[Any], second: list[Any]) -> None:

@@ -37,6 +37,7 @@ QUALIFIERS = {
     "id": "one id, or several with commas",
     "key": "the job's key",
     "lane": "the job's lane",
+    "batch": "the number of its batch",
     "worker": "the worker that holds it, or held it last",
     "error": "text of its last error, in any case",
     "payload.": "a value in the payload by its path, as in payload.to:x@y; * stands for anything",
@@ -53,6 +54,7 @@ _WORD = re.compile(
     r'\s*(?P<not>-)?(?:(?P<name>[A-Za-z_][\w.\-\[\]]*):)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>\S+))'
 )
 _SPAN = re.compile(r"[\d.]+(ms|s|m|h|d|w)", re.ASCII)
+_NUMBERS = {"id": "an id", "batch": "the number of a batch"}
 _MOST = 2**63 - 1
 FIRST_PIECE = 4000
 """Ids of the first piece of a search; the next ones are as large as the time that it took allows."""
@@ -85,6 +87,7 @@ class Search:
     keys: tuple[str, ...] = ()
     lanes: tuple[str, ...] | None = None
     workers: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
     errors: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     values: tuple[Value, ...] = ()
@@ -98,6 +101,8 @@ class Search:
         """Which rows have to be looked at."""
         if self.ids:
             return "ids"
+        if self.batches:
+            return "batch"
         if set(self.statuses) == {"dead", "failed"}:
             return "ended"
         if self.statuses and set(self.statuses) <= WAITING:
@@ -144,6 +149,7 @@ class Search:
             "keys": given(self.keys),
             "lanes": None if self.lanes is None else list(self.lanes),
             "workers": given(self.workers),
+            "batches": given(self.batches),
             "errors": given(map(_containing, self.errors)),
             "words": given(map(_containing, self.words)),
             "documents": given(value.document for value in self.values),
@@ -190,8 +196,8 @@ def _read_word(name: str, spelt: str, value: str, found: dict[str, list[Any]], *
         add("values", _value(document, spelt.partition(".")[2], value))
     elif name == "status":
         add("statuses", *map(_status, value.split(",")))
-    elif name == "id":
-        add("ids", *map(_id, value.split(",")))
+    elif name in ("id", "batch"):
+        add("ids" if name == "id" else "batches", *(_id(name, each) for each in value.split(",")))
     elif name in ("kind", "key", "lane", "worker"):
         add("not_kinds" if without else f"{name}s", *(value.split(",") if name == "kind" else [value]))
     elif name == "error":
@@ -213,13 +219,13 @@ def _status(value: str) -> str:
     return value
 
 
-def _id(value: str) -> int:
+def _id(name: str, value: str) -> int:
     try:
         number = int(value)
     except ValueError:
         number = _MOST + 1
     if not -_MOST <= number <= _MOST:
-        raise InvalidOption(f"id:{value}: an id is a whole number")
+        raise InvalidOption(f"{name}:{value}: {_NUMBERS[name]} is a whole number")
     return number
 
 

@@ -60,6 +60,8 @@ class Finding:
     part: str
     query: str = ""
     """A search that shows the jobs meant."""
+    subject: str = ""
+    """The kind that is held or paused, or the schedule: where it can be put right."""
 
 
 @dataclass
@@ -90,9 +92,9 @@ class Part:
             self.unknown.append(f"{what}: this role may not read it")
         return self.rows.setdefault(what, [])
 
-    def found(self, level: Level, text: str, query: str = "") -> None:
+    def found(self, level: Level, text: str, query: str = "", subject: str = "") -> None:
         """Note what was found."""
-        self.findings.append(Finding(level, one_line(text), self.name, query))
+        self.findings.append(Finding(level, one_line(text), self.name, query, subject))
 
 
 @dataclass(frozen=True)
@@ -119,25 +121,33 @@ def late(reading: Reading, workers: Sequence[Any]) -> Part:
     depths = part.read(reading.ask, "jobs by kind", stats.depths(reading.settings.schema, MOST))
     kinds = part.read(reading.ask, "kinds", lenient("list_kinds", reading.settings.schema, class_row(Kind), kind=None))
     known = {kind for worker in workers if worker.alive for kind in worker.kinds}
+    how = {"kind": None, "closed": False, "most": MOST}
+    breakers: Statement[State] = lenient("list_breakers", reading.settings.schema, class_row(State), **how)
+    states = part.read(reading.ask, "breakers", breakers)
     held = {row.kind: "is paused" if row.paused else "has limits" for row in kinds}
+    # What holds a kind is what there is to say of it; that its jobs are late follows.
+    whole = {row.kind for row in states if not row.target}
+    paused: dict[str, float] = {}
     for row in sorted(depths, key=lambda depth: -(depth.oldest_due or 0.0)):
         age = row.oldest_due or 0.0
         why = held.get("*") or held.get(row.kind)
         if known and row.kind not in known and age > PATIENCE:
             part.found("bad", f"kind {row.kind} is due for {span(age)} and no live worker knows it", _kind(row.kind))
-        elif age > LATE:
-            level: Level = "note" if why == "is paused" else "bad"
+        elif why == "is paused":
+            paused[row.kind] = age
+        elif age > LATE and row.kind not in whole:
             said = f"; the kind {why}" if why else ""
-            part.found(level, f"the oldest job of kind {row.kind} is due for {span(age)}{said}", _kind(row.kind))
-    how = {"kind": None, "closed": False, "most": MOST}
-    breakers: Statement[State] = lenient("list_breakers", reading.settings.schema, class_row(State), **how)
-    for row in part.read(reading.ask, "breakers", breakers):
-        part.found(*_breaker(row))
+            part.found("bad", f"the oldest job of kind {row.kind} is due for {span(age)}{said}", _kind(row.kind))
+    for row in states:
+        part.found(*_breaker(row), subject=row.kind)
     for row in kinds:
         if row.paused:
             by = f" by {row.paused_by}" if row.paused_by else ""
             what = "all kinds are" if row.kind == "*" else f"kind {row.kind} is"
-            part.found("note", f"{what} paused{by}" + (f": {row.paused_reason}" if row.paused_reason else ""))
+            why = f": {row.paused_reason}" if row.paused_reason else ""
+            age = max(paused.values(), default=0.0) if row.kind == "*" else paused.get(row.kind, 0.0)
+            late_by = f"; the oldest job is due for {span(age)}" if age > LATE else ""
+            part.found("note", f"{what} paused{by}{why}{late_by}", subject=row.kind)
     return part
 
 
@@ -233,9 +243,10 @@ def planned(reading: Reading) -> Part:
     part = Part("planned")
     for row in part.read(reading.ask, "late schedules", reading.statement("late_schedules", patience=SCHEDULE_LATE)):
         if row.problem:
-            part.found("bad", f"schedule {row.name} can't be planned: {mask_text(row.problem)}")
+            part.found("bad", f"schedule {row.name} can't be planned: {mask_text(row.problem)}", subject=row.name)
         else:
-            part.found("bad", f"schedule {row.name} is due for {span(row.late)} and no worker has enqueued it")
+            late_by = f"is due for {span(row.late)} and no worker has enqueued it"
+            part.found("bad", f"schedule {row.name} {late_by}", subject=row.name)
     return part
 
 

@@ -199,6 +199,12 @@ class Topics:
             raise InvalidOption(f"{which['kind']!r} has no subscription to {which['topic']!r}: see redrive topics list")
 
 
+def subscriptions(schema: str) -> Statement[Subscription]:
+    """Fetch all subscriptions."""
+    which = {"topic": None, "kind": None}
+    return Statement(spoken("list_subscriptions", schema), class_row(Subscription), which)
+
+
 def unheard(schema: str) -> Statement[Unheard]:
     """Fetch what is published and has no subscriber."""
     return Statement(spoken("list_unheard", schema), class_row(Unheard), {"limit": UNHEARD})

@@ -1503,7 +1503,8 @@ WHERE minute >= to_timestamp(%(since)s::float8) AND minute < to_timestamp(%(unti
 
 -- name: depths
 -- What there is of each kind that has something pending, running or dead, no more than :most counted of each sort. The
--- kinds, and the oldest due job of each lane, are found by loose index scans, one probe a lane.
+-- kinds, and the oldest due job of each lane, are found by loose index scans, one probe a lane. What is counted has the
+-- order of its index: for a mere LIMIT the planner walks the table, which for a kind that has few jobs is all of it.
 WITH RECURSIVE lanes AS (
     (SELECT kind, priority, lane, run_at FROM {jobs} WHERE status = 'pending' ORDER BY kind, priority, lane, run_at, id LIMIT 1)
     UNION ALL
@@ -1541,7 +1542,7 @@ WITH RECURSIVE lanes AS (
             ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error) LIMIT 1)
     FROM strange_kinds d WHERE d.kind IS NOT NULL
 ), running AS (
-    SELECT kind, count(*) AS jobs FROM (SELECT kind FROM {jobs} WHERE status = 'running' LIMIT %(most)s) r GROUP BY kind
+    SELECT kind, count(*) AS jobs FROM (SELECT kind FROM {jobs} WHERE status = 'running' ORDER BY locked_by, id LIMIT %(most)s) r GROUP BY kind
 ), kinds AS (
     SELECT kind FROM waiting UNION SELECT kind FROM dead_kinds WHERE kind IS NOT NULL
     UNION SELECT kind FROM strange_kinds WHERE kind IS NOT NULL UNION SELECT kind FROM running
@@ -1556,13 +1557,17 @@ LEFT JOIN waiting w USING (kind)
 LEFT JOIN running r USING (kind)
 CROSS JOIN LATERAL (
     SELECT count(*) AS pending, count(*) FILTER (WHERE run_at <= {clock}()) AS due
-    FROM (SELECT run_at FROM {jobs} WHERE status = 'pending' AND kind = k.kind LIMIT %(most)s) x
+    FROM (
+        SELECT run_at FROM {jobs} WHERE status = 'pending' AND kind = k.kind
+        ORDER BY kind, priority, lane, run_at, id LIMIT %(most)s
+    ) x
 ) p
 CROSS JOIN LATERAL (
     SELECT count(*) AS retrying
     FROM (
         SELECT FROM {jobs}
-        WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending' AND kind = k.kind LIMIT %(most)s
+        WHERE fingerprint IS NOT NULL AND attempts > 0 AND status || '' = 'pending' AND kind = k.kind
+        ORDER BY kind, fingerprint, id LIMIT %(most)s
     ) x
 ) t
 CROSS JOIN LATERAL (
@@ -1571,11 +1576,13 @@ CROSS JOIN LATERAL (
         SELECT (SELECT count(*) FROM (
                     SELECT FROM {jobs} WHERE fingerprint IS NOT NULL AND locked_by IS NULL
                        AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-                       AND kind = k.kind LIMIT %(most)s) o) AS ours,
+                       AND kind = k.kind
+                    ORDER BY kind, fingerprint, id LIMIT %(most)s) o) AS ours,
                (SELECT count(*) FROM (
                     SELECT FROM {jobs} WHERE (fingerprint IS NULL OR locked_by IS NOT NULL)
                        AND (status = 'dead' OR status = 'failed' AND (last_error IS NULL OR last_error !~ '^(cancelled|discarded)'))
-                       AND kind = k.kind LIMIT %(most)s) o) AS strange
+                       AND kind = k.kind
+                    ORDER BY kind, {failure_group}(fingerprint, locked_by, last_error), id LIMIT %(most)s) o) AS strange
     ) both_sorts
 ) d
 ORDER BY k.kind
@@ -2159,6 +2166,8 @@ FROM (
     UNION ALL
     SELECT * FROM {jobs} WHERE %(way)s::text = 'running' AND status = 'running' AND id >= %(low)s::bigint AND id < %(before)s::bigint
     UNION ALL
+    SELECT * FROM {jobs} WHERE %(way)s::text = 'batch' AND batch = ANY(%(batches)s::bigint[]) AND id >= %(low)s::bigint AND id < %(before)s::bigint
+    UNION ALL
     SELECT * FROM {jobs} WHERE %(way)s::text = 'ids' AND id = ANY(%(ids)s::bigint[]) AND id < %(before)s::bigint
 ) j
 WHERE (%(statuses)s::text[] IS NULL OR status::text = ANY(%(statuses)s::text[])
@@ -2170,6 +2179,7 @@ WHERE (%(statuses)s::text[] IS NULL OR status::text = ANY(%(statuses)s::text[])
   AND (%(lanes)s::text[] IS NULL OR lane = ANY(%(lanes)s::text[]))
   AND (%(keys)s::text[] IS NULL OR key = ANY(%(keys)s::text[]))
   AND (%(workers)s::text[] IS NULL OR locked_by = ANY(%(workers)s::text[]))
+  AND (%(batches)s::bigint[] IS NULL OR batch = ANY(%(batches)s::bigint[]))
   AND (%(created_before)s::timestamptz IS NULL OR created_at <= %(created_before)s::timestamptz)
   AND (%(created_after)s::timestamptz IS NULL OR created_at >= %(created_after)s::timestamptz)
   AND (%(since)s::timestamptz IS NULL OR updated_at >= %(since)s::timestamptz)

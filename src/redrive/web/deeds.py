@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from redrive.errors import InvalidOption
 from redrive.settings import seconds
 from redrive.web.page import Done, Form
+from redrive.words import span
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -51,6 +52,18 @@ def limit_kind(desk: Desk, request: Request, form: Form) -> Done:
     return Done("kinds", f"The limits of {kind} are set." if given else f"{kind} has no limits.", {"kind": kind})
 
 
+def open_breaker(desk: Desk, request: Request, form: Form) -> Done:
+    """Hold the jobs of a kind, or of one target within it, because what they call is down or will be."""
+    desk.demand_writable()
+    kind, hold = form.text("kind"), form.text("hold")
+    wait = seconds(hold, "probe after") if hold else None
+    row = desk.queue.breakers.open(
+        kind, form.text("target"), by=desk.by(request), reason=form.text("reason"), hold=wait
+    )
+    until = "until somebody lets them go" if row.by_hand else f"and one is sent as a probe in {span(wait or 0.0)}"
+    return Done("kinds", f"The jobs of {row.name} are held, {until}. What runs goes on.", {"kind": kind})
+
+
 def close_breaker(desk: Desk, request: Request, form: Form) -> Done:
     """Let go what waits for a service that was down."""
     desk.demand_writable()
@@ -59,7 +72,8 @@ def close_breaker(desk: Desk, request: Request, form: Form) -> Done:
     row = desk.queue.breakers.close(kind, target, by=desk.by(request), reason=form.text("reason"), at_once=at_once)
     if row is None:
         return Done("kinds", f"Nothing of {kind} was held.", bad=True)
-    return Done("kinds", f"What waits of {row.name} is let out.")
+    how = "all at once" if row.state == "closed" else "at a rising rate"
+    return Done("kinds", f"What waits of {row.name} is let out, {how}.")
 
 
 def pause_schedule(desk: Desk, request: Request, form: Form) -> Done:

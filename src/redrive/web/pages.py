@@ -10,12 +10,15 @@ from starlette.exceptions import HTTPException
 from redrive import schedules as plans
 from redrive import search, situation, store
 from redrive.audit import Act, Audit, Which
+from redrive.batches import MOST_COUNTED
+from redrive.batches import listed as batches_of
 from redrive.curtain import gist
 from redrive.errors import InvalidOption
 from redrive.stats import Stats
 from redrive.timetable import timetable
+from redrive.topics import subscriptions, unheard
 from redrive.web.page import Page
-from redrive.web.readings import drawn, known_kinds, part, pressure
+from redrive.web.readings import Row, drawn, known_kinds, part, pressure
 from redrive.words import clean, one_line
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from redrive.web.app import Desk
 
 ROWS = 50
+KINDS = 300
+"""Kinds on a page."""
 SPANS = {"1h": "hour", "24h": "24 hours", "7d": "7 days"}
 QUESTIONS = {
     "late": ("Is work late?", "No: nothing waits too long."),
@@ -114,14 +119,18 @@ def kinds(desk: Desk, request: Request) -> Page:
     for worker in part(desk, "working").rows["workers"]:
         for kind in worker.kinds if worker.alive else ():
             known.setdefault(kind, []).append(worker.name)
-    chosen = next((row for row in rows if row.kind == request.query_params.get("kind")), None)
+    name = request.query_params.get("kind", "")
+    # One that there is nothing of yet can be paused, limited or held as well.
+    chosen = next((row for row in rows if row.kind == name), None) or (Row(store.name(name, "kind")) if name else None)
     span_chosen = request.query_params.get("span", "24h")
     span_chosen = span_chosen if span_chosen in SPANS else "24h"
     return Page(
         "kinds.html",
         {
             "nav": "kinds",
-            "rows": sorted(rows, key=lambda row: row.kind),
+            "rows": sorted(rows, key=lambda row: row.kind)[:KINDS],
+            "more": len(rows) - KINDS,
+            "names": [row.kind for row in rows if clean(row.kind) == row.kind][:KINDS],
             "all": everything,
             "breakers": late.rows["breakers"],
             "hour": desk.shared.get("hour", 60.0, lambda: {row.kind: row for row in Stats(desk.reader).kinds("1h")}),
@@ -132,6 +141,20 @@ def kinds(desk: Desk, request: Request) -> Page:
             "drawn": drawn(desk, span_chosen, chosen.kind) if chosen else None,
         },
     )
+
+
+def batches(desk: Desk, request: Request) -> Page:  # noqa: ARG001 - as every view
+    """What was enqueued together and how far it is, and who gets what is published."""
+    together = desk.shared.get("batches", 10.0, lambda: _together(desk))
+    return Page("batches.html", {"nav": "batches", "part": together, "shown": ROWS, "most": MOST_COUNTED})
+
+
+def _together(desk: Desk) -> situation.Part:
+    schema, part = desk.queue.schema, situation.Part("together")
+    part.read(desk.reader.ask, "batches", batches_of(schema, limit=ROWS))
+    part.read(desk.reader.ask, "subscriptions", subscriptions(schema))
+    part.read(desk.reader.ask, "unheard", unheard(schema))
+    return part
 
 
 def workers(desk: Desk, request: Request) -> Page:  # noqa: ARG001 - as every view

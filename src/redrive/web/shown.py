@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _FIRST, _LAST = moment(-(2**63)), moment(2**63)
+MOST = 20_000
+"""Characters of a document that a page shows."""
 SIZES = ("bytes", "kB", "MB", "GB", "TB")
 
 
@@ -47,6 +49,7 @@ def environment() -> Environment:
         "line": lambda text, limit=0: words.one_line(str(text), limit),
         "gist": lambda text: words.one_line(gist(text), 300),
         "data": data,
+        "cut": cut,
         "brief": brief,
         "size": size,
         "rate": rate,
@@ -71,6 +74,14 @@ def when(at: datetime | None, now: datetime, *, missing: str = "never") -> Marku
 def data(value: Any) -> str:
     """Write JSON data, indented."""
     return words.clean(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def cut(text: str) -> str:
+    """Leave the middle of a long text out, and say how much it was: a page of megabytes is of use to nobody."""
+    if len(text) <= MOST:
+        return text
+    left = len(text) - MOST
+    return f"{text[: MOST // 2]}\n... {words.number(left)} characters left out ...\n{text[-MOST // 2 :]}"
 
 
 def brief(value: Any) -> str:

@@ -12,7 +12,7 @@ from redrive import store
 from redrive.audit import Audit
 from redrive.job import Job
 from redrive.masking import mask_text
-from redrive.web import picture
+from redrive.web import picture, shown
 from redrive.web.page import Page
 from redrive.web.pages import audited
 from redrive.words import one_line, span
@@ -64,6 +64,7 @@ def job(desk: Desk, request: Request) -> Page:
     now = desk.now()
     row = found[0] if found else None
     history = [desk.curtain.failure(each) for each in failures]
+    large = row is not None and len(shown.data(row.payload)) > shown.MOST
     stretches = life(row, failures, now, whole=len(newest) <= SHOWN) if row else []
     context = {
         "nav": "jobs",
@@ -74,12 +75,20 @@ def job(desk: Desk, request: Request) -> Page:
         "stretches": stretches,
         "drawing": picture.timeline(stretches, now) if stretches else "",
         "acts": [audited(desk, each) for each in Audit(desk.reader).list(job=int(text), limit=20)],
-        "whole": row is not None and desk.curtain.data(row.kind, row.payload) == row.payload,
+        "whole": row is not None and not large and desk.curtain.data(row.kind, row.payload) == row.payload,
+        "large": large,
+        "adopted": adopted(row) if row else None,
         "deeds": deeds(row, now) if row else (),
         "state": state(row, now) if row else "gone",
         "now": now,
     }
     return Page("job.html", context)
+
+
+def adopted(row: Job) -> dict[str, Any] | None:
+    """Tell of which row of an adopted table a job is; what a stranger wrote there is not believed."""
+    found = row.metadata.get("adopted") if isinstance(row.metadata, dict) else None
+    return found if isinstance(found, dict) and {"table", "row"} <= found.keys() else None
 
 
 def deeds(row: Job, now: datetime) -> tuple[str, ...]:
