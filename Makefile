@@ -84,8 +84,8 @@ schedules-proof: $(VENV)/.dev ## Every zone for 400 days; five workers, a slot a
 demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-letter state
 	$(BIN)/python -m redrive demo
 
-bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentieth, BENCH_PG=15 for another Postgres
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentieth, BENCH_PG=15, ONLY=roads for a part
+	$(BIN)/python -m benchmarks $(ONLY)
 
 bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md
 	$(BIN)/python -m benchmarks page

@@ -1,7 +1,8 @@
 """``make bench``: measure, show each figure beside its bar, and write benchmarks/results.json.
 
 BENCH_QUICK=1 takes a twentieth of the rows; BENCH_PG=15 another major than the newest; DATABASE_URL a server that is
-there, with the right to create databases. `make bench-page` puts the results into docs/performance.md.
+there, with the right to create databases. `make bench ONLY=roads` measures that alone and leaves the other figures as
+they were. `make bench-page` puts the results into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -46,6 +47,24 @@ def measure(sizes: Sizes, *, quick: bool) -> dict[str, Any]:
         return about | {"other_cores_busy": stage.other_cores()} | results
 
 
+def measure_only(names: list[str], sizes: Sizes, before: dict[str, Any]) -> dict[str, Any]:
+    """Measure what is named, and give its figures with those of *before*, which say when they were measured.
+
+    Raises:
+        SystemExit: for a name that there is not.
+    """
+    scenarios = {scenario.__name__: scenario for scenario in MEASUREMENTS}
+    if unknown := [name for name in names if name not in scenarios]:
+        raise SystemExit(f"there is no measurement {unknown[0]!r}: give one of {', '.join(scenarios)}")
+    found: dict[str, Any] = {}
+    with staged() as stage:
+        for name in names:
+            found |= scenarios[name](stage, sizes)
+        told = {"server": f"PostgreSQL {stage.version}", "other_cores_busy": stage.other_cores()}
+    now = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), **told}
+    return before | found | {"apart": {**before.get("apart", {}), **dict.fromkeys(names, now)}}
+
+
 def show(results: dict[str, Any]) -> None:
     """Print each figure beside its bar."""
     table = [("figure", "measured", "must be", ""), *lines(results)]
@@ -77,7 +96,11 @@ def main() -> None:
         PAGE.write_text(paged(PAGE.read_text(), json.loads(RESULTS.read_text())))
         return
     quick = os.environ.get("BENCH_QUICK", "") not in ("", "0")
-    results = rounded(measure(QUICK if quick else Sizes(), quick=quick))
+    sizes = QUICK if quick else Sizes()
+    if sys.argv[1:]:
+        results = rounded(measure_only(sys.argv[1:], sizes, json.loads(RESULTS.read_text())))
+    else:
+        results = rounded(measure(sizes, quick=quick))
     RESULTS.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     show(results)
     where = f"{results['server']}, {results['machine']}, Python {results['python']}"

@@ -98,6 +98,10 @@ def page(results: dict[str, Any]) -> str:
     rows = ["| what | measured | must be | |", "|---|---|---|---|"]
     rows += [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines(results)]
     where = f"{results['server']}, {results['machine']}, Python {results['python']}, {results['date']}{how}."
+    for name, told in results.get("apart", {}).items():
+        busy = told["other_cores_busy"]
+        beside = "" if busy is None else f", beside other work on {busy:g} cores"
+        where += f" `{name}` by itself: {told['server']}, {told['date']}{beside}."
     return "\n".join([where, "", *rows])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import psycopg
@@ -9,7 +10,7 @@ import pytest
 
 import support
 from benchmarks import floor
-from benchmarks.__main__ import FRAME, PAGE, paged, rounded
+from benchmarks.__main__ import FRAME, PAGE, RESULTS, measure_only, paged, rounded
 from benchmarks.bars import BARS, lines, page
 from benchmarks.measurements import Sizes, crowded, drain, enqueue, horizon
 from benchmarks.roads import roads
@@ -123,6 +124,17 @@ def test_a_tiny_run_gives_the_figures():
     assert [key for key in PROMISED - apart if not isinstance(found[key], float)] == []
     assert found["horizon_jobs"] == 60
     assert len(found["drain_runs"]["floor"]) == 1
+
+
+def test_a_part_is_measured_by_itself_and_the_other_figures_stay(server_url, monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", server_url)
+    before = json.loads(RESULTS.read_text())
+    found = measure_only(["enqueue"], TINY, before)
+    changed = {name for name in found if found[name] != before.get(name)}
+    assert changed == {"apart", "enqueue_single_per_s", "enqueue_copy_per_s", "enqueue_keyed_per_s"}
+    assert "`enqueue` by itself: PostgreSQL " in page(found)
+    with pytest.raises(SystemExit, match="no measurement 'road': give one of enqueue, "):
+        measure_only(["road"], TINY, before)
 
 
 def test_on_a_server_that_is_there_no_database_is_left(server_url):

@@ -512,6 +512,62 @@ def test_what_the_caller_makes_of_lists_and_numbers_is_not_made_of_ours(queue, d
         asked(conn)
 
 
+class _Odd(psycopg.adapt.Loader):
+    def load(self, data: Any) -> str:
+        return "odd"
+
+
+class _OddBinary(_Odd):
+    format = psycopg.pq.Format.BINARY
+
+
+class _OddText(psycopg.adapt.Dumper):
+    oid = 25
+
+    def dump(self, obj: str) -> bytes:
+        return b"odd" + obj.encode()
+
+
+def test_what_psycopg_was_told_to_make_of_the_callers_values_is_not_made_of_ours(queue, db, conn):
+    """By the connection, and for the whole program."""
+    types = ("int8", "int4", "text", "bool", "timestamptz", "jsonb", "numeric", "float8", "int8[]")
+
+    async def asked(way: Way) -> None:
+        job = await way.ask(queue.enqueue, "mail", {"n": 1}, run_at=NOON)
+        assert await way.ask(queue.cancel, job.id) == {job.id: "pending"}
+        made: list[int] = []
+        assert (
+            await way.ask(queue.enqueue_many, "mail", [{"n": 2}, {"n": 3}], key=lambda one: str(one["n"]), ids=made)
+            == 2
+        )
+        assert made == [job.id + 1, job.id + 2]
+        assert (await way.ask(queue.kinds.limit, "mail", rate=0.5)).rate == 0.5
+        assert [each.kind for each in await way.ask(queue.stats.depths)] == ["mail"]
+
+    async def scene(name: str) -> None:
+        async with WAYS[name](db) as way:
+            for each in types:
+                way.connection.adapters.register_loader(each, _Odd)
+                way.connection.adapters.register_loader(each, _OddBinary)
+            way.connection.adapters.register_dumper(str, _OddText)
+            await asked(way)
+            found = way.connection.execute("SELECT 1::int8")
+            assert await (await found).fetchone() if way.is_async else found.fetchone() == ("odd",)
+
+    for name in ("psycopg", "psycopg async"):
+        asyncio.run(scene(name))
+
+
+def test_a_column_more_than_redrive_knows_is_no_trouble(queue, db, conn):
+    """Of a newer schema, on which old workers go on working, or the user's own."""
+    job = queue.enqueue("mail", {}, key="k").id
+    with psycopg.connect(db) as other:
+        other.execute("ALTER TABLE redrive.jobs ADD COLUMN extra int DEFAULT 1")
+        [found] = queue.ask(store.list_jobs("redrive", key="k"), other)
+        other.rollback()
+    assert found.id == job
+
+
 def test_a_connection_that_is_its_pools_again_is_said_to_be_closed(queue, db):
     async def scene() -> None:
         async with asyncpg.create_pool(**asyncpg_of(db), min_size=1, max_size=1) as pool:

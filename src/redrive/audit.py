@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack
 
-from psycopg.rows import class_row
-
 from redrive import store
 from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.settings import unknown
-from redrive.statements import Statement, lenient, named
+from redrive.statements import Statement, known, lenient, named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,7 +99,7 @@ class Audit:
             raise unknown(name, Which.__annotations__)
         for name in ("by", "action"):
             store.said(given[name], name)
-        return lenient("list_audit", self._queue.schema, class_row(Act), **given)
+        return lenient("list_audit", self._queue.schema, known(Act), **given)
 
 
 def signed(by: str, reason: str) -> dict[str, str | None]:

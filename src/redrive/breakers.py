@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import class_row
-
 from redrive import store
 from redrive.audit import signed
 from redrive.breaker import DEFAULT, LONGEST
@@ -21,7 +19,7 @@ from redrive.errors import InvalidOption
 from redrive.handlers import Handler
 from redrive.settings import seconds
 from redrive.sql import spoken
-from redrive.statements import Statement
+from redrive.statements import Statement, known
 
 if TYPE_CHECKING:
     from redrive.schedules import Desk
@@ -175,7 +173,7 @@ class Breakers:
         return self._said("list_breakers", kind=kind, closed=bool(closed), most=MOST_COUNTED)
 
     def _said(self, statement: str, **params: Any) -> Statement[State]:
-        return Statement(spoken(statement, self._queue.schema), class_row(State), params)
+        return Statement(spoken(statement, self._queue.schema), known(State), params)
 
 
 def _names(kind: str | AnyHandler, target: str) -> dict[str, str]:

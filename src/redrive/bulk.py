@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
+from psycopg import AsyncConnection, Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from redrive import store
@@ -21,7 +21,7 @@ from redrive.drivers import AsyncBorrowed, Borrowed, Copy
 from redrive.errors import InvalidOption
 from redrive.rows import COPIED, Row, copy_text, copyable, encoded, insert_many
 from redrive.sql import query
-from redrive.statements import Statement, acopy_in, arun, copy_in, named, noted, run
+from redrive.statements import AsyncPlainCursor, PlainCursor, Statement, acopy_in, arun, copy_in, named, noted, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -119,7 +119,7 @@ class Batch:
     def _write(self, conn: Connection[Any], chunk: _Chunk, following: _Chunk) -> int:
         if not self._copyable(conn, chunk):
             return self._made(run(conn, self._insert(chunk.rows())))
-        with noted(), Cursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
+        with noted(), PlainCursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
             copy.write(chunk.text(self._kind, self._how))
             following.encode()
         return len(chunk.rows())
@@ -128,7 +128,7 @@ class Batch:
         if not self._copyable(conn, chunk):
             return self._made(await arun(conn, self._insert(chunk.rows())))
         with noted():
-            async with AsyncCursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
+            async with AsyncPlainCursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
                 await copy.write(chunk.text(self._kind, self._how))
                 following.encode()
         return len(chunk.rows())

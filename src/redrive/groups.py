@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import class_row, namedtuple_row
+from psycopg.rows import namedtuple_row
 
 from redrive import store
 from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.ended import Ended
 from redrive.errors import UnknownGroup
 from redrive.job import Job
-from redrive.statements import Statement, Steps, afollow, follow, lenient
+from redrive.statements import Statement, Steps, afollow, follow, known, lenient
 
 if TYPE_CHECKING:
     from redrive.audit import Asked
@@ -195,7 +195,7 @@ class Groups:
 
     def _jobs(self, group: Group, before: int | None, limit: int) -> Statement[Job]:
         which = {"kind": group.kind, "group": group.key, "before": before, "limit": limit}
-        return lenient("dead_of_group", self._queue.schema, class_row(Job), **which)
+        return lenient("dead_of_group", self._queue.schema, known(Job), **which)
 
     def _find(self, name: str) -> Steps[Group]:
         schema = self._queue.schema
@@ -236,5 +236,5 @@ def listed(
         "history": 0 if brief else CAP if group is not None else HISTORY,
         "groups": MOST,
     }
-    statement = lenient("failure_groups", schema, class_row(Group), **params)
+    statement = lenient("failure_groups", schema, known(Group), **params)
     return replace(statement, kept=False)  # a plan for any values can't use the indexes of the groups

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import class_row
-
 from redrive import ended, store
 from redrive.audit import count, signed
 from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.ended import Ended
 from redrive.errors import InvalidOption, UnknownRequeue
 from redrive.payload import encode
-from redrive.statements import Statement, Steps, afollow, follow, lenient, named
+from redrive.statements import Statement, Steps, afollow, follow, known, lenient, named
 from redrive.typed import dump
 
 if TYPE_CHECKING:
@@ -275,12 +273,12 @@ class Requeues:
         if not preview.jobs:
             raise InvalidOption("no job is meant by that filter: there is nothing to send back")
         times = {"matched": preview.jobs, "started_at": preview.now}
-        [made] = yield lenient("start_requeue", self._queue.schema, class_row(Requeue), **given, **times)
+        [made] = yield lenient("start_requeue", self._queue.schema, known(Requeue), **given, **times)
         return made  # type: ignore[no-any-return] # the rows of the statement just yielded
 
     def _list(self, requeue_id: int | None, limit: int, *, active: bool) -> Statement[Requeue]:
         how = {"id": requeue_id, "limit": limit, "active": active}
-        return lenient("list_requeues", self._queue.schema, class_row(Requeue), **how)
+        return lenient("list_requeues", self._queue.schema, known(Requeue), **how)
 
     def _get(self, requeue_id: int) -> Steps[Requeue]:
         if rows := (yield self._list(requeue_id, 1, active=False)):
@@ -317,7 +315,7 @@ def end(
 ) -> Statement[Requeue]:
     """End one, with its row in the audit; no row in the answer where it has ended, or isn't as it was *seen*."""
     how = {"id": requeue_id, "status": status, "why": why, "by": by, "seen": seen}
-    return lenient("end_requeue", schema, class_row(Requeue), **how)
+    return lenient("end_requeue", schema, known(Requeue), **how)
 
 
 def checked_rate(rate: Any) -> float | None:

@@ -1,21 +1,25 @@
 """One SQL statement as a value: built once, run on a sync or an async connection, of whatever driver.
 
 The whole of the sync/async question is the two runners below. A statement never begins or ends a transaction, and
-minds nothing that the caller has set on their connection: row factories, cursor classes, pipeline mode.
+minds nothing that the caller has set on their connection: row factories, cursor classes, adapters, pipeline mode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
-from psycopg.adapt import Loader
+from psycopg import adapters as program
+from psycopg.adapt import AdaptersMap, Loader
+from psycopg.postgres import register_default_adapters
 from psycopg.pq import ExecStatus, Format
-from psycopg.rows import namedtuple_row, scalar_row
-from psycopg.types.array import ListBinaryDumper, ListDumper
+from psycopg.rows import dict_row, namedtuple_row, scalar_row
+from psycopg.types import TypesRegistry
+from psycopg.types.array import register_all_arrays
 
 from redrive import drivers
 from redrive.drivers.strangers import any_json
@@ -59,6 +63,43 @@ class AnyJson(Loader):
 
 ANYTHING: Sequence[tuple[str, type[Loader]]] = (("timestamptz", AnyTime), ("jsonb", AnyJson))
 
+
+class OwnConnection(Connection[T]):
+    """One of redrive's own, for a person to read from: what it was told to make of values is made of them."""
+
+
+class PlainCursor(Cursor[T]):
+    """A cursor on the caller's connection that minds no adapter of theirs: their int8 may be text, and ours are ids."""
+
+    @cached_property
+    def adapters(self) -> AdaptersMap:
+        """Give those of this cursor."""
+        return AdaptersMap(self.connection.adapters if isinstance(self.connection, OwnConnection) else _shipped())
+
+
+class AsyncPlainCursor(AsyncCursor[T]):
+    """The same, for async code."""
+
+    @cached_property
+    def adapters(self) -> AdaptersMap:
+        """Give those of this cursor."""
+        return AdaptersMap(_shipped())
+
+
+@cache
+def _shipped() -> AdaptersMap:
+    """Give how psycopg writes and reads values where nobody has told it otherwise, also not for the whole program."""
+
+    class Context:
+        adapters = AdaptersMap(types=TypesRegistry(program.types))
+        connection = None
+
+    context = Context()
+    register_default_adapters(context)
+    register_all_arrays(context)
+    return context.adapters
+
+
 _NOT_THERE = ("42P01", "42703", "42883", "3F000")
 """No such table, column, function or schema."""
 
@@ -88,6 +129,17 @@ def lenient(name: str, schema: str, /, row: BaseRowFactory[T], **params: Any) ->
     return Statement(spoken(name, schema), row, params, binary=True, loaders=ANYTHING)
 
 
+def known(cls: Callable[..., T]) -> BaseRowFactory[T]:
+    """Make rows of *cls*, a dataclass, out of the columns that it has: a newer schema may have more, or the user."""
+    names = {field.name for field in fields(cls)}  # type: ignore[arg-type] # it is a dataclass
+
+    def factory(cursor: Any) -> Callable[[Sequence[Any]], T]:
+        row = dict_row(cursor)
+        return lambda values: cls(**{name: value for name, value in row(values).items() if name in names})
+
+    return factory
+
+
 def numbered(name: str, schema: str, /, **params: Any) -> Statement[int]:
     """Build the statement *name* of ``queries.sql`` whose answer is ids: they come as plain numbers."""
     return Statement(spoken(name, schema), scalar_row, params, binary=True)
@@ -109,7 +161,7 @@ def run(conn: Borrowed, statement: Statement[T]) -> list[T]:
         driver = drivers.of(conn)
         with noted(conn, driver):
             return _read(statement, driver.say(conn, *_said(statement), typed=statement.binary))
-    with noted(conn), Cursor(conn, row_factory=statement.row) as cursor:
+    with noted(conn), PlainCursor(conn, row_factory=statement.row) as cursor:
         _prepare(cursor, statement)
         cursor.execute(statement.sql, statement.params, prepare=_prepared(statement), binary=statement.binary)
         return cursor.fetchall() if _answers(cursor) else []
@@ -123,7 +175,7 @@ async def arun(conn: AsyncBorrowed, statement: Statement[T]) -> list[T]:
         with noted(conn, driver):
             return _read(statement, await driver.say(conn, *_said(statement), typed=statement.binary))
     with noted(conn):
-        async with AsyncCursor(conn, row_factory=statement.row) as cursor:
+        async with AsyncPlainCursor(conn, row_factory=statement.row) as cursor:
             _prepare(cursor, statement)
             await cursor.execute(statement.sql, statement.params, prepare=_prepared(statement), binary=statement.binary)
             return await cursor.fetchall() if _answers(cursor) else []
@@ -237,9 +289,6 @@ class _Columns:
 def _prepare(cursor: Cursor[Any] | AsyncCursor[Any], statement: Statement[Any]) -> None:
     for type_name, loader in statement.loaders:
         cursor.adapters.register_loader(type_name, loader)
-    if statement.params and any(isinstance(value, list) for value in statement.params.values()):
-        for dumper in (ListBinaryDumper, ListDumper):  # the caller's lists may be JSON, ours are arrays
-            cursor.adapters.register_dumper(list, dumper)
 
 
 def _prepared(statement: Statement[Any]) -> bool | None:

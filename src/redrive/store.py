@@ -12,7 +12,7 @@ from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict
 
-from psycopg.rows import class_row, namedtuple_row, scalar_row
+from psycopg.rows import namedtuple_row, scalar_row
 from psycopg.types.numeric import Int8BinaryLoader
 
 from redrive.errors import InvalidOption, InvalidPayload
@@ -20,7 +20,7 @@ from redrive.job import STATES, ClaimedJob, Holder, Job
 from redrive.payload import encode
 from redrive.settings import seconds
 from redrive.sql import spoken
-from redrive.statements import Statement, Steps, lenient, named
+from redrive.statements import Statement, Steps, known, lenient, named
 from redrive.text import storable
 from redrive.typed import dump
 
@@ -169,7 +169,7 @@ def _claim(name: str, holder: Holder, row: Callable[..., ClaimedJob], params: di
 
 def get(schema: str, job_id: int) -> Statement[Job]:
     """Fetch a job's row."""
-    return lenient("get_job", schema, class_row(Job), id=job_id)
+    return lenient("get_job", schema, known(Job), id=job_id)
 
 
 def failures(schema: str, job_id: int) -> Statement[Any]:
@@ -196,7 +196,7 @@ def list_jobs(
         "before": before,
         "limit": limit,
     }
-    return lenient("list_jobs", schema, class_row(Job), **params)
+    return lenient("list_jobs", schema, known(Job), **params)
 
 
 def cancel(

@@ -69,17 +69,15 @@ def session(database_url: str | None, schema: str | None) -> Iterator[Session]:
     Raises:
         Trouble: when there is no database, or no tables in it.
     """
-    import psycopg
-
     from redrive.connections import conninfo
     from redrive.migrate import demand_migrated, installed
-    from redrive.statements import named
+    from redrive.statements import OwnConnection, named
 
     queue = connected(database_url, schema)
     with told(queue.schema):
         dsn = conninfo(queue.settings.database_url, application="redrive cli")
         # No prepared statements: a pooler may stand in between, and a generic plan would miss the partial indexes.
-        with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
+        with OwnConnection[Any].connect(dsn, autocommit=True, prepare_threshold=None) as conn:
             demand_migrated(installed(conn, queue.schema), queue.schema)
             _read_everything(conn)
             [clock] = queue.ask(replace(named("clock", queue.schema), binary=True), conn)
