@@ -398,6 +398,39 @@ class TestRedirects:
         assert "169.254.169.254" in died.failure.traceback
         assert receiver.connections == 1
 
+    @pytest.mark.parametrize(
+        ("location", "error"),
+        [
+            ("//169.254.169.254/", AddressRefused),
+            ("http://[::ffff:a9fe:a9fe]/", AddressRefused),
+            ("http://2130706433/", BadRequest),
+            ("ftp://x.example/", BadRequest),
+            ("http://user:s3cret@x.example/", BadRequest),
+        ],
+    )
+    def test_nor_by_another_spelling(self, receiver, location, error):
+        receiver.reply = answer(308, b"", f"Location: {location}")
+        with pytest.raises(error) as caught:
+            deliver(receiver.url, hook=webhook(redirects=3))
+        assert "s3cret" not in str(caught.value)
+
+    @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 305])
+    def test_those_that_do_not_keep_the_method_are_never_followed(self, receiver, status):
+        receiver.reply = answer(status, b"", f"Location: {receiver.url}")
+        with pytest.raises(NotDelivered, match=str(status)):
+            deliver(receiver.url, hook=webhook(redirects=3))
+        assert receiver.connections == 1
+
+    def test_a_chain_has_no_longer_than_one_answer(self, receiver):
+        def slowly(_request: Request, connection: socket.socket) -> None:
+            threading.Event().wait(0.15)
+            connection.sendall(answer(307, b"", "Location: /again"))
+
+        receiver.reply = slowly
+        with pytest.raises(TimeoutError):
+            deliver(receiver.url, hook=webhook(redirects=10, total=0.4))
+        assert receiver.connections < 5
+
     def test_not_even_where_some_are_followed_does_one_lead_into_our_network(self, receiver):
         receiver.reply = answer(307, b"", "Location: http://169.254.169.254/latest/meta-data/")
         with pytest.raises(AddressRefused, match=r"169\.254\.169\.254 is not called: link-local"):
@@ -722,6 +755,17 @@ class TestAsync:
         hook = webhook()
         kept = asyncio.run(hook.deliver_async(Delivery(receiver.url, 1), claimed()))
         assert (kept["status"], len(receiver.requests)) == (204, 1)
+
+    def test_after_a_fork_it_sends_in_threads_of_its_own(self, receiver, monkeypatch):
+        """As under gunicorn --preload: those of the parent are not there, and nothing would ever be sent."""
+        hook = webhook()
+        asyncio.run(hook.deliver_async(Delivery(receiver.url, 1), claimed()))
+        threads = hook._threads
+        threads.shutdown()
+        monkeypatch.setattr(hook, "_pid", -1)
+        asyncio.run(asyncio.wait_for(hook.deliver_async(Delivery(receiver.url, 2), claimed()), 5))
+        assert hook._threads is not threads
+        assert len(receiver.requests) == 2
 
     def test_when_it_is_cancelled_the_connection_is_cut(self, receiver):
         ended = threading.Event()

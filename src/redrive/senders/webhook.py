@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import ssl
 import threading
 import time
@@ -173,6 +174,7 @@ class Webhook:
         self._on_gone = on_gone
         self._queue: Queue | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
         self._lock = threading.Lock()
 
     def register(self, queue: Queue, kind: str = "webhook", **options: Any) -> Handler[[Delivery, ClaimedJob], Any]:
@@ -222,7 +224,8 @@ class Webhook:
     async def deliver_async(self, delivery: Delivery, job: ClaimedJob) -> dict[str, Any]:
         """Send it from an async handler, in a thread of 32; when the handler is cancelled the connection is cut."""
         with self._lock:
-            if self._threads is None:
+            if self._threads is None or self._pid != os.getpid():  # forked: a child has no thread of its parent's
+                self._pid = os.getpid()
                 self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="redrive-webhook")
         lines = Lines()
         try:
