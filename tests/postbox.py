@@ -21,6 +21,7 @@ class Mailbox:
     def __init__(self, *, tls: ssl.SSLContext | None = None, login: tuple[str, str] | None = None, **how: Any) -> None:
         self.refuse: dict[str, str] = {}
         self.received: list[tuple[list[str], EmailMessage]] = []
+        self.raw: list[bytes] = []
         self.connections = 0
         self._how: dict[str, Any] = {"enable_SMTPUTF8": True, **how}
         if tls is not None:
@@ -103,6 +104,7 @@ class Mailbox:
     async def handle_DATA(self, _server: Any, _session: Any, envelope: Envelope) -> str:  # noqa: N802 - aiosmtpd's name
         if "DATA" in self.refuse:
             return self.refuse["DATA"]
+        self.raw.append(bytes(envelope.content))
         message = message_from_bytes(envelope.content, policy=policy.default)
         self.received.append((list(envelope.rcpt_tos), message))
         return "250 2.0.0 queued"

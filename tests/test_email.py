@@ -356,6 +356,17 @@ class TestWhatTheServerSays:
         assert "no SMTPUTF8): jürgen@x.example" in died.failure.message
 
 
+def test_an_address_with_other_letters_that_is_only_shown_is_sent_as_it_is(box, smtp):
+    deliver(smtp, Mail(ADA, "Grüße", "Ü", reply_to="jürgen@x.example"))
+    [(recipients, message)] = box.received
+    assert (recipients, message["Reply-To"], message["Subject"]) == ([ADA], "jürgen@x.example", "Grüße")
+    assert "jürgen@x.example".encode() in box.raw[0], "an encoded word is no part of an address"
+    with Mailbox(enable_SMTPUTF8=False) as old:
+        died = outcome(Smtp("127.0.0.1", old.port, security="none"), Mail(ADA, "s", reply_to="jürgen@x.example"))
+    assert isinstance(died, Died)
+    assert "no SMTPUTF8): jürgen@x.example" in died.failure.message
+
+
 def test_who_was_refused_gets_a_job_and_who_has_got_it_gets_it_no_second_time(db, conn, box, smtp, monkeypatch):
     """One accepted, one has no mailbox, one is greylisted twice: three ends for three recipients."""
     monkeypatch.setattr(email_module, "LATER", 0.0)

@@ -273,7 +273,7 @@ def _not_sent(error: smtplib.SMTPException, recipients: list[str]) -> NotSent:
         shown = [f"{each}: {_words(*answer)}" for each, answer in list(named.items())[:MOST_NAMED]]
         return NotSent(_listing(shown, len(named)), named, found)
     if isinstance(error, smtplib.SMTPNotSupportedError):
-        odd = [each for each in recipients if not each.isascii()]
+        odd = [each for each in recipients if not each.isascii()] or [str(error)]
         return NotSent(f"the server takes no such address (no SMTPUTF8): {', '.join(odd[:MOST_NAMED])}", {}, found)
     code, words = getattr(error, "smtp_code", 0), getattr(error, "smtp_error", b"")
     if isinstance(error, smtplib.SMTPSenderRefused):

@@ -58,7 +58,8 @@ class _AsGiven(UnstructuredHeader):
 
 
 _POLICY = policy.SMTP.clone(header_factory=HeaderRegistry(default_class=_AsGiven))
-_READABLE = _POLICY.clone(utf8=True)
+READABLE = _POLICY.clone(utf8=True)
+"""For a server that takes all letters (SMTPUTF8)."""
 
 
 def address(text: str, what: str) -> Address:
@@ -170,7 +171,7 @@ def _attach(message: EmailMessage, name: str, kind: str, content: bytes) -> None
 
 def _demand_one_header(name: str, value: Any) -> None:
     """Look at a header as it will be sent, to a server that takes ASCII alone and to one that takes all letters."""
-    for how in (_POLICY, _READABLE):
+    for how in (_POLICY, READABLE):
         try:
             whole = _ONE_HEADER.fullmatch(how.fold(name, value)) is not None
         except (ValueError, IndexError):  # newer versions of Python refuse it themselves

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from redrive.errors import InvalidOption
+from redrive.senders.letter import READABLE
 from redrive.senders.request import AnswerTooLong, Deadline, Limits, Reader
 
 Security = Literal["starttls", "tls", "none"]
@@ -116,7 +117,7 @@ class Smtp:
         sender = message["From"].addresses[0].addr_spec
         line = self._take()
         try:
-            refused = line.smtp.send_message(message, sender, list(recipients))
+            refused = _sent(line.smtp, message, sender, list(recipients))
         except smtplib.SMTPRecipientsRefused:
             self._give_back(line)
             raise
@@ -175,6 +176,18 @@ class Smtp:
             smtp.close()
             raise
         return smtp
+
+
+def _sent(smtp: smtplib.SMTP, message: EmailMessage, sender: str, recipients: list[str]) -> Refused:
+    """Send it; in all letters where an address has others than ASCII, also one that is only shown, as in Reply-To."""
+    headers = [message[name] for name in ("From", "To", "Cc", "Reply-To") if message[name] is not None]
+    odd = [each.addr_spec for header in headers for each in header.addresses if not each.addr_spec.isascii()]
+    if not odd:  # smtplib itself looks at the recipients, of which Bcc may have some more
+        return smtp.send_message(message, sender, recipients)
+    if not smtp.has_extn("smtputf8"):
+        raise smtplib.SMTPNotSupportedError(", ".join(odd))
+    content = message.as_bytes(policy=READABLE)
+    return smtp.sendmail(sender, recipients, content, ["SMTPUTF8", "BODY=8BITMIME"])
 
 
 class _Plain(smtplib.SMTP):
