@@ -640,6 +640,9 @@ def test_a_kind_is_held_and_let_go_by_hand(queue, page):
     answer = post(page, "/kinds/let-go", kind="mail", target="", at_once="1")
     assert "What waits of mail is let out, all at once." in text(page.get(answer.headers["location"]))
     assert [row.target for row in queue.breakers.list()] == ["acme"]
+    assert "Hold *" not in text(page.get("/kinds?kind=*"))
+    for odd in ("%00", "x" * 1001, "%ED%A0%80"):
+        assert page.get(f"/kinds?kind={odd}").status_code in (200, 400), odd
     refused = post(page, "/kinds/hold", kind="mail", hold="soon")
     assert refused.status_code == 400
     assert "probe after" in text(refused)

@@ -121,7 +121,9 @@ def kinds(desk: Desk, request: Request) -> Page:
             known.setdefault(kind, []).append(worker.name)
     name = request.query_params.get("kind", "")
     # One that there is nothing of yet can be paused, limited or held as well.
-    chosen = next((row for row in rows if row.kind == name), None) or (Row(store.name(name, "kind")) if name else None)
+    chosen = next((row for row in rows if row.kind == name), None) or (
+        Row(store.name(name, "kind")) if name.strip("*") else None
+    )
     span_chosen = request.query_params.get("span", "24h")
     span_chosen = span_chosen if span_chosen in SPANS else "24h"
     return Page(
