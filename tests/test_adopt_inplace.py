@@ -308,11 +308,14 @@ def test_the_lost_are_told_before_it_asks(empty_db, conn):
     assert "SILENTLY LOST: 1 row\n" in refused.stdout
     assert "redrive's workers take back what is in progress" in refused.stderr
     assert "redrive_status" not in [row[0] for row in conn.execute(COLUMNS)]
-    done = redrive(empty_db, "adopt", "jobs", "--in-place", "--yes")
+    assert "it is the tutorial's" in redrive(empty_db, "adopt", "jobs").stderr
+    done = redrive(empty_db, "adopt", "jobs", "--in-place", "--yes", "--by", "ann", "--reason", "at last")
     assert "start workers with REDRIVE_SCHEMA=public" in done.stdout
     assert Queue(empty_db, schema="public").get(1).status == "running"
     again = redrive(empty_db, "adopt", "jobs", "--in-place", "--yes")
     assert "nothing to do" in again.stdout
+    [act] = Queue(empty_db, schema="public").audit.list()
+    assert (act.action, act.by, act.reason, act.filter["table"]) == ("adopt in place", "ann", "at last", "public.jobs")
 
 
 @pytest.mark.parametrize("words", [("--in-place", "--json"), ("--dry-run",), ("--in-place", "--map", Path("x.toml"))])

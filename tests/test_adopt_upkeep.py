@@ -277,7 +277,10 @@ class TestConnect:
         conn.execute("DROP TABLE mail_simple")
         found = [each.text for each in examine(queue, conn) if each.check == "adoptions"]
         assert found == [
-            "adopted table public.mail_simple: public.mail_simple is gone: `redrive adopt undo` takes the rest away"
+            (
+                "adopted table public.mail_simple: public.mail_simple is gone: "
+                "`redrive adopt undo public.mail_simple` takes the rest away"
+            )
         ]
 
 

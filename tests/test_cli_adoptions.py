@@ -38,9 +38,13 @@ def test_a_table_is_connected_shown_filled_and_disconnected(db, conn, map_file):
     rows = {each["bucket"]: each["rows"] for each in found["buckets"]}
     assert rows["stuck"] > 0
     assert complaint(redrive(db, "adopt", "backfill", "mail_jobs", "stuck", code=2))
-    assert "worked already" in complaint(
-        redrive(db, "adopt", "backfill", "mail_jobs", "done_but_open", "--rate", "9/s", code=2)
-    )
+    said = complaint(redrive(db, "adopt", "backfill", "mail_jobs", "done_but_open", "--rate", "9/s", code=2))
+    assert "worked already" in said
+    marking = said.partition("marked as done: ")[2]
+    assert marking.startswith('UPDATE "public"."mail_jobs" SET "status" = \'sent\'')
+    with psycopg.connect(db) as undone:
+        assert undone.execute(marking).rowcount == rows["done_but_open"] > 0
+        undone.rollback()
     assert "out_of_attempts" in complaint(redrive(db, "adopt", "backfill", "mail_jobs", "stick", "--dry-run", code=2))
     assert answer(db, "adopt", "backfill", "mail_jobs", "stuck", "--dry-run")["taken"] == 0
     assert answer(db, "adopt", "backfill", "mail_jobs", "stuck", "--rate", "1000/s", "--limit", 1)["taken"] == 1
@@ -61,6 +65,25 @@ def test_a_table_is_connected_shown_filled_and_disconnected(db, conn, map_file):
         ("adopt undo", rows["stuck"]),
     ]
     assert acts[-1][2] == "enough"
+
+
+def test_several_buckets_are_taken_in_at_once_and_it_ends(db, conn, map_file):
+    make(conn, "mail_jobs")
+    conn.execute(SEED)
+    path = map_file("mail_jobs", cutover="2999-01-01T00:00:00+00:00", attempts={"column": "retry_count", "max": 5})
+    redrive(db, "adopt", "connect", "mail_jobs", "--map", path)
+    rows = {each["bucket"]: each["rows"] for each in answer(db, "adopt", "backfill", "mail_jobs")["buckets"]}
+    wanted = rows["stuck"] + rows["out_of_attempts"]
+    taken = answer(db, "adopt", "backfill", "mail_jobs", "stuck", "out_of_attempts", "--rate", "1000/s")
+    assert taken["taken"] == wanted == len(jobs(conn))
+
+
+def test_a_table_that_is_not_connected_is_told_with_those_that_are(db, conn, map_file):
+    make(conn, "mail_simple")
+    redrive(db, "adopt", "connect", "mail_simple", "--map", map_file("mail_simple"))
+    for words in (("undo", "nosuch"), ("pause", "nosuch"), ("backfill", "nosuch")):
+        said = complaint(redrive(db, "adopt", *words, code=1))
+        assert said.endswith("nosuch is not connected; connected are: public.mail_simple")
 
 
 def test_a_pause_and_what_is_in_the_way_are_shown(db, conn, map_file):

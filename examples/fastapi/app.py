@@ -1,6 +1,7 @@
 """Sign-ups by FastAPI: the user and the job that welcomes them are one commit. Async, SQLAlchemy over asyncpg.
 
 redrive migrate
+export REDRIVE_UI_PASSWORD=...  # at least eight characters: the desk lets nobody in without
 uvicorn app:app                 # http://localhost:8000/docs, and the desk at /jobs/
 WORKER=no uvicorn app:app       # where `redrive worker app:queue` runs by itself
 """

@@ -1,6 +1,7 @@
 """Sign-ups by Flask: the user and the job that welcomes them are one commit. Sync, SQLAlchemy over psycopg2.
 
 redrive migrate
+export REDRIVE_UI_PASSWORD=...                  # at least eight characters: the desk lets nobody in without
 redrive worker app:queue
 gunicorn --preload --workers 2 app:app          # the desk is at /jobs/
 WORKER=yes gunicorn --workers 2 app:app         # for the very small: a worker in each process, see gunicorn.conf.py

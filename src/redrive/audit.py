@@ -47,7 +47,7 @@ class Act:
     action: str
     """cancel, requeue, requeue started, requeue done, requeue stopped, requeue failed, edit, edit and requeue, pause,
     resume, limit, breaker open, breaker close, prune, schedule add, schedule remove, schedule pause, schedule resume,
-    schedule run, adopt, adopt pause, adopt resume, adopt backfill or adopt undo."""
+    schedule run, adopt, adopt pause, adopt resume, adopt backfill, adopt undo or adopt in place."""
     filter: dict[str, Any]
     """What was asked for."""
     reason: str | None

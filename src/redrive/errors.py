@@ -12,6 +12,8 @@ What redrive raises::
     ├── UnknownSchedule                no schedule goes by that name
     ├── UnknownGroup                   no failure group goes by that name, or several
     ├── UnknownRequeue                 nothing is or was sent back under that number
+    ├── UnknownSubscription            the kind has no subscription to the topic
+    ├── UnknownAdoption                no table of that name is connected
     ├── NoDatabase                     no connection string anywhere
     ├── LeaseLost                      the job now belongs to somebody else
     └── HandlerCrashed                 the child process of an isolated handler died under its job
@@ -98,6 +100,14 @@ class UnknownGroup(RedriveError):
 
 class UnknownRequeue(RedriveError):
     """Nothing is or was sent back under that number; `redrive requeues list` shows what was."""
+
+
+class UnknownSubscription(RedriveError):
+    """The kind has no subscription to that topic: `redrive topics list` shows those that there are."""
+
+
+class UnknownAdoption(RedriveError):
+    """No table of that name is connected: `redrive adopt status` shows those that are."""
 
 
 class NoDatabase(RedriveError):

@@ -17,7 +17,7 @@ from psycopg.sql import SQL
 from redrive import store
 from redrive.audit import signed
 from redrive.drivers import AsyncBorrowed, Borrowed
-from redrive.errors import InvalidOption
+from redrive.errors import InvalidOption, UnknownSubscription
 from redrive.handlers import Handler
 from redrive.schedules import Desk
 from redrive.sql import compose, spoken, text_of
@@ -153,7 +153,8 @@ class Topics:
         """Remove an operator's subscription, or one that is in no code any more; jobs that were made stay.
 
         Raises:
-            InvalidOption: when there is none such, or it is in the code of a live worker, which would bring it back.
+            UnknownSubscription: when there is none such.
+            InvalidOption: when it is in the code of a live worker, which would bring it back.
         """
         follow(self._queue.ask, self._remove(topic, kind, by, reason), connection)
 
@@ -196,7 +197,9 @@ class Topics:
                     f"{which['kind']!r} subscribes to {which['topic']!r} in the code: remove it there, "
                     f"or hold its jobs back with redrive pause"
                 )
-            raise InvalidOption(f"{which['kind']!r} has no subscription to {which['topic']!r}: see redrive topics list")
+            raise UnknownSubscription(
+                f"{which['kind']!r} has no subscription to {which['topic']!r}: see redrive topics list"
+            )
 
 
 def subscriptions(schema: str) -> Statement[Subscription]:

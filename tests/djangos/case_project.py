@@ -27,6 +27,7 @@ import redrive.django
 import redrive.migrate
 from redrive.django import DjangoQueue, install, queue
 from redrive.django.install import Install
+from redrive.django.models import Job
 from redrive.django.options import options, url
 from redrive.django.testing import clear
 from redrive.migrate import applied
@@ -167,6 +168,22 @@ def test_settings_are_those_of_redrive_in_capitals():
 
 def test_handlers_of_every_apps_jobs_are_known():
     assert {"confirm_order", "export_invoice", "remind"} <= set(queue.handlers.kinds())
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        lambda rows: rows.all().delete(),
+        lambda rows: rows.update(status="dead"),
+        lambda rows: rows.create(kind="x"),
+        lambda rows: rows.bulk_create([Job(kind="x")]),
+        lambda rows: rows.bulk_update([Job(pk=1, kind="x")], ["kind"]),
+        lambda rows: Job(pk=1).delete(),
+    ],
+)
+def test_jobs_are_not_written_through_the_orm_however_many(deed):
+    with pytest.raises(TypeError, match="redrive's rows are not"):
+        deed(Job.objects)
 
 
 def test_the_commands_are_redrives_own_on_this_project(capsys):

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import namedtuple_row, scalar_row
-from psycopg.sql import Literal
+from psycopg.sql import SQL, Literal
 
 from redrive import audit
 from redrive.adopt import limbo
@@ -89,10 +89,17 @@ class Lost:
                 raise InvalidOption(f"there is no bucket {name!r}; there are {known}")
             if name == DONE:
                 raise InvalidOption(
-                    f"the rows in {DONE} have been worked already, and would be a second time: have them marked as done"
+                    f"the rows in {DONE} have been worked already, and would be a second time: have them marked as "
+                    f"done{self._marking()}"
                 )
         ways = [limbo.condition(name, self._report.census.terms) for name in buckets]
-        return joined(OR, ways) if ways else say("adopt_never")
+        return SQL("({})").format(joined(OR, ways)) if ways else say("adopt_never")
+
+    def _marking(self) -> str:
+        """Spell the statement that would mark as done what is done, in the map's words; it is for a human to run."""
+        which = limbo.condition(DONE, self._report.census.terms)
+        write = self._made.composed("adopt_mark", sets=self._made.success(), which=which)
+        return f": {' '.join(write.as_string(None).split())}"
 
     def count(self, buckets: Sequence[str]) -> list[dict[str, Any]]:
         """Count the rows without a job in each of *buckets*, or in all there are, with the keys of some."""

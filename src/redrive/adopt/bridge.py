@@ -22,7 +22,7 @@ from redrive.adopt.look import ANYWHERE, look
 from redrive.adopt.mapping import Mapping, parse
 from redrive.adopt.pieces import Pieces
 from redrive.adopt.proof import prove
-from redrive.errors import InvalidOption
+from redrive.errors import InvalidOption, UnknownAdoption
 from redrive.sql import compose, query, text_of
 from redrive.statements import Statement, named, run
 
@@ -195,12 +195,12 @@ def demand(conn: psycopg.Connection[Any], schema: str, name: str) -> Any:
     """Give the adoption of the table called *name*.
 
     Raises:
-        InvalidOption: naming those that there are.
+        UnknownAdoption: naming those that there are.
     """
     found = adoptions(conn, schema, name)
     if not found:
         there = ", ".join(row.name for row in adoptions(conn, schema)) or "none"
-        raise InvalidOption(f"{name} is not connected; connected are: {there}")
+        raise UnknownAdoption(f"{name} is not connected; connected are: {there}")
     return found[0]
 
 
@@ -211,12 +211,14 @@ def notes(conn: psycopg.Connection[Any], schema: str, adoption: int) -> list[Any
 
 def troubles(adoption: Any, found: list[Any]) -> list[str]:
     """Say what is in the way of an adoption, of which *found* are the notes; nothing where all is well."""
-    said = [f"{adoption.name} is gone: `redrive adopt undo` takes the rest away"] if adoption.gone else []
+    said = (
+        [f"{adoption.name} is gone: `redrive adopt undo {adoption.name}` takes the rest away"] if adoption.gone else []
+    )
     # that of the jobs, and two on the table
     if not adoption.gone and adoption.ending_at is None and adoption.triggers < 1 + 2 * adoption.by_trigger:
         said.append("a trigger is gone or disabled: undo it and connect it again")
     if adoption.ending_at is not None:
-        said.append("it is half undone: say `redrive adopt undo` again")
+        said.append(f"it is half undone: say `redrive adopt undo {adoption.name}` again")
     said += [adoption.trouble] if adoption.trouble else []
     return said + [f"{each.rows} rows, such as {each.example}: {each.note}" for each in found]
 

@@ -115,6 +115,11 @@ def plan(conn: psycopg.Connection[Any], survey: Survey) -> Plan:
     return Plan(schema=table.schema, steps=tuple(steps), rows=max(table.estimate, 0.0) if written else 0.0)
 
 
+def suits(survey: Survey) -> bool:
+    """Tell whether it looks like the tutorial's table, so that a plan is worth asking for."""
+    return not _no_tutorial(survey)
+
+
 def script(made: Plan) -> str:
     """Write the plan as SQL for a human to read."""
     parts = []

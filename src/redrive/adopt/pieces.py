@@ -66,6 +66,10 @@ class Pieces:
         """Fill the template *name* in."""
         return compose(text_of(name), self.schema, **{**self.parts, **more})
 
+    def success(self) -> Composable:
+        """Give what success sets of a row."""
+        return COMMA.join(self._sets(self.mapping.succeeded))
+
     def trigger_on_update(self) -> Composed:
         """Give the statement that makes the trigger for rows that come to wait."""
         return self.composed("adopt_trigger_updated", when=self._comes_to_wait())

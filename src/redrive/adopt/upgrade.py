@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.sql import SQL, Composable, Literal
 
+from redrive import audit
 from redrive.adopt.inplace import SLICE
 from redrive.migrate import LOCK_TIMEOUT, locked, patiently
 from redrive.sql import compose, text_of
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from redrive.adopt.inplace import Plan, Step
+    from redrive.statements import Statement
 
 AGAIN = "redrive adopt jobs --in-place"
 LEAST = -(2**63)
@@ -27,6 +29,8 @@ def carry_out(
     conn: psycopg.Connection[Any],
     plan: Plan,
     *,
+    by: str = "",
+    reason: str = "",
     on_step: Callable[[int, Step], object] | None = None,
     on_wait: Callable[[str], None] | None = None,
     on_rows: Callable[[int], object] | None = None,
@@ -36,6 +40,8 @@ def carry_out(
     Args:
         conn: an autocommit connection, not through a pooler in transaction mode.
         plan: of the table.
+        by: who does it, for the audit, which there is when all is done.
+        reason: why.
         on_step: told each step before it begins, with its number from 1.
         on_wait: told when a lock is waited for.
         on_rows: told how many rows have been written so far, where they must be.
@@ -44,7 +50,10 @@ def carry_out(
         MigrationFailed: when a lock was not to be had.
         psycopg.Error: what Postgres says to a step.
     """
+    what = {"table": f"{plan.schema}.jobs", "steps": len(plan.steps)}
+    note = audit.begin(plan.schema, "adopt in place", what, by=by, reason=reason)
     for number, step in enumerate(plan.steps, 1):
+        last = number == len(plan.steps)
         if on_step:
             on_step(number, step)
         if step.how == "copy":
@@ -52,15 +61,20 @@ def carry_out(
         elif step.how == "alone":
             _alone(conn, step)
         else:
-            patiently(partial(_together, conn, plan.schema, step), on_wait, again=AGAIN)
+            patiently(partial(_together, conn, plan.schema, step, note if last else None), on_wait, again=AGAIN)
+            continue
+        if last:
+            run(conn, note)
 
 
-def _together(conn: psycopg.Connection[Any], schema: str, step: Step) -> None:
+def _together(conn: psycopg.Connection[Any], schema: str, step: Step, note: Statement[Any] | None) -> None:
     with conn.transaction():
         conn.execute(locked(schema))
         run(conn, named("migration_timeout", schema, timeout=LOCK_TIMEOUT))
         for statement in step.statements:
             _say(conn, statement)
+        if note is not None:
+            run(conn, note)
 
 
 def _alone(conn: psycopg.Connection[Any], step: Step) -> None:

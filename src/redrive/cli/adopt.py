@@ -10,7 +10,7 @@ import click
 
 from redrive.cli import screen
 from redrive.cli.exits import Misused, Trouble, told
-from redrive.cli.options import as_json, connected, examples, server
+from redrive.cli.options import as_json, connected, examples, operator, server
 from redrive.errors import InvalidMap
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ if TYPE_CHECKING:
 @click.option("--in-place", is_flag=True, help="A table made from the tutorial becomes redrive's own where it stands.")
 @click.option("--dry-run", is_flag=True, help="With --in-place: print the SQL, and change nothing.")
 @click.option("--yes", "-y", is_flag=True, help="With --in-place: don't ask.")
+@click.option(
+    "--by", metavar="TEXT", default=operator, help="With --in-place: who does it (default: the user of the shell)."
+)
+@click.option("--reason", default="", metavar="TEXT", help="With --in-place: why; kept in the audit.")
 @as_json
 @server
 def adopt(
@@ -71,6 +75,8 @@ def adopt(
     in_place: bool,
     dry_run: bool,
     yes: bool,
+    by: str,
+    reason: str,
     as_json: bool,
 ) -> None:
     """Look at TABLE, which your application made, and report which of its rows are silently lost.
@@ -87,14 +93,14 @@ def adopt(
     _check(zone)
     if in_place and (as_json or map_file is not None):
         raise Misused("--in-place goes with neither --json nor --map: it changes the table itself")
-    if (dry_run or yes) and not in_place:
-        raise Misused("--dry-run and --yes are of --in-place: a look changes nothing")
+    if (dry_run or yes or reason) and not in_place:
+        raise Misused("--dry-run, --yes and --reason are of --in-place: a look changes nothing")
     with _connection(database_url) as conn, _patient(table):
         found = survey(conn, table)
         mapping = _mapping(conn, found, map_file, zone or max_attempts)
         made = _report(conn, found, mapping, zone=zone, most=max_attempts, seconds=timeout)
         if in_place:
-            _upgrade(conn, made, dry_run=dry_run, yes=yes)
+            _upgrade(conn, made, dry_run=dry_run, yes=yes, by=by, reason=reason)
             return
     if html_file is not None:
         from redrive.adopt.page import page
@@ -113,25 +119,31 @@ def adopt(
     if map_file is not None and mapping is None:
         _propose(made, map_file)
     elif not as_json:
-        _next(table, map_file)
+        _next(table, map_file, found)
 
 
-def _next(table: str, map_file: str | None) -> None:
+def _next(table: str, map_file: str | None, found: Survey) -> None:
     """Say how it goes on."""
+    from redrive.adopt.inplace import suits
+
+    if map_file is None and suits(found):
+        screen.note(
+            f"it is the tutorial's: redrive adopt {table} --in-place --dry-run shows how it becomes redrive's own"
+        )
     if map_file is None:
         screen.note(f"to have it worked: redrive adopt {table} --map FILE proposes how")
     else:
         screen.note(f"to have it worked: redrive adopt connect {table} --map {map_file} --dry-run")
 
 
-def _upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, yes: bool) -> None:
+def _upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, **how: Any) -> None:
     from redrive.cli.findings import tell
     from redrive.cli.inplace import upgrade
 
     if not dry_run:
         tell(made)
         click.echo()
-    upgrade(conn, made, dry_run=dry_run, yes=yes)
+    upgrade(conn, made, dry_run=dry_run, **how)
 
 
 def _mapping(

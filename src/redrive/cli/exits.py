@@ -83,7 +83,8 @@ def _trouble(error: Exception, schema: str) -> Trouble | None:
         return Unreachable(_line(error))
     if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.InvalidMap | errors.UnknownKind):
         return Misused(_line(error, ours=True))
-    if isinstance(error, errors.UnknownSchedule | errors.UnknownGroup | errors.UnknownRequeue):
+    unknown = errors.UnknownSchedule | errors.UnknownGroup | errors.UnknownRequeue
+    if isinstance(error, unknown | errors.UnknownSubscription | errors.UnknownAdoption):
         return Trouble(_line(error, ours=True))
     if isinstance(error, errors.RedriveError):
         return Trouble(_line(error))

@@ -14,7 +14,7 @@ import click
 from redrive.cli import screen
 from redrive.cli.breakers import in_words
 from redrive.cli.exits import OK, PROBLEM, Trouble
-from redrive.cli.options import as_json, database, examples
+from redrive.cli.options import as_json, database, examples, worker_command
 from redrive.cli.session import Session, session
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _look(now: Session, findings: Findings, max_age: float, expected: int) -> No
     alive = [worker for worker in now.ask(store.workers(now.schema)) if worker.alive]
     findings.workers = len(alive)
     if len(alive) < expected:
-        findings.found(f"{len(alive)} of {expected} workers alive: start some with `redrive worker app.jobs:queue`")
+        findings.found(f"{len(alive)} of {expected} workers alive: start some with `{worker_command()}`")
     for worker in alive:
         if worker.problem:
             findings.found(f"worker {worker.name}: {_masked(worker.problem)}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from redrive.adopt.report import Report
 
 
-def upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, yes: bool) -> None:
+def upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, yes: bool, by: str, reason: str) -> None:
     """Make the table redrive's own where it stands; *made* is the report on it, which was told before.
 
     Raises:
@@ -52,6 +52,8 @@ def upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, yes: 
     carry_out(
         conn,
         planned,
+        by=by,
+        reason=reason,
         on_step=told,
         on_wait=lambda line: click.echo(f"      {line}", err=True),
         on_rows=lambda rows: click.echo(f"      {number(rows)} rows", err=True),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
-from redrive.cli.options import application, as_json, database, examples
+from redrive.cli.options import application, as_json, database, examples, worker_command
 from redrive.cli.screen import Cell
 from redrive.cli.session import Session, session
 
@@ -152,4 +152,4 @@ def workers(database_url: str | None, schema: str | None, *, as_json: bool) -> N
     ]
     screen.table(headers, lines, right=("JOBS",))
     if not rows:
-        screen.note("no worker: start one with `redrive worker app.jobs:queue`")
+        screen.note(f"no worker: start one with `{worker_command()}`")

@@ -94,3 +94,9 @@ def operator() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return ""
+
+
+def worker_command() -> str:
+    """Say how a worker is started from here: manage.py knows the application."""
+    here = click.get_current_context().find_root().info_name or ""
+    return f"python {here} worker" if here.startswith("manage.py") else "redrive worker app.jobs:queue"

@@ -23,8 +23,38 @@ def table(name: str) -> str:
     return '"{}"."{}"'.format(schema.replace('"', '""'), name)
 
 
+_UNSAVED = "redrive's rows are not saved through the ORM: use queue.enqueue, queue.cancel, queue.requeue"
+_UNDELETED = "redrive's rows are not deleted through the ORM: workers do so, by the retention settings"
+
+
+class Looking(models.QuerySet[Any]):
+    """A query that finds rows and writes none, however many; Django's async methods end in these as well."""
+
+    def delete(self) -> Any:
+        """Refuse.
+
+        Raises:
+            TypeError: always, with what to do instead.
+        """
+        raise TypeError(_UNDELETED)
+
+    def update(self, **values: Any) -> Any:
+        """Refuse, as :meth:`delete` does."""
+        raise TypeError(_UNSAVED)
+
+    def bulk_create(self, *rows: Any, **how: Any) -> Any:
+        """Refuse, as :meth:`delete` does."""
+        raise TypeError(_UNSAVED)
+
+    def bulk_update(self, *rows: Any, **how: Any) -> Any:
+        """Refuse, as :meth:`delete` does."""
+        raise TypeError(_UNSAVED)
+
+
 class ForLooking(models.Model):
     """What is not saved or deleted through the ORM."""
+
+    objects = Looking.as_manager()
 
     class Meta:
         """Not a table of its own."""
@@ -37,7 +67,7 @@ class ForLooking(models.Model):
         Raises:
             TypeError: always, with what to do instead.
         """
-        raise TypeError("redrive's rows are not saved through the ORM: use queue.enqueue, queue.cancel, queue.requeue")
+        raise TypeError(_UNSAVED)
 
     def delete(self, *args: Any, **how: Any) -> Any:
         """Refuse.
@@ -45,7 +75,7 @@ class ForLooking(models.Model):
         Raises:
             TypeError: always, with what to do instead.
         """
-        raise TypeError("redrive's rows are not deleted through the ORM: workers do so, by the retention settings")
+        raise TypeError(_UNDELETED)
 
 
 class Job(ForLooking):

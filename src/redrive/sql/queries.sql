@@ -4092,6 +4092,10 @@ SELECT {take}(ARRAY(
                ELSE ({write}(k, 'returned', 0, {clock}(), NULL, '{{any}}'))._result = 'written' END
 ), true, {gap}::interval) AS taken
 
+-- name: adopt_mark
+-- For a human to run: what is done and was never marked as done.
+UPDATE {table} SET {sets} WHERE {which}
+
 -- name: adopt_risk
 SELECT {key} FROM {table} WHERE {runnable}
 
