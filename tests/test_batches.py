@@ -228,3 +228,71 @@ def test_what_follows_may_begin_the_next_stage(conn, queue):
         ("page", 4),
         ("report", 1),
     ]
+
+
+class TestPartOfNone:
+    """What is enqueued into a batch that is not there, or not open here, would be waited for by nobody."""
+
+    @pytest.fixture
+    def own(self, db):
+        with psycopg.connect(db) as own:
+            yield own
+
+    def refused(self, call: Any) -> None:
+        with pytest.raises(InvalidOption, match="no such batch was opened in this transaction"):
+            call()
+
+    def test_an_unknown_one_is_refused_on_every_way(self, conn, queue, own):
+        for connection in (None, own):
+            self.refused(lambda how={"connection": connection}: queue.enqueue("page", batch=77, **how))
+            self.refused(lambda how={"connection": connection}: queue.enqueue("page", batch=77, key="k", **how))
+            self.refused(lambda how={"connection": connection}: queue.enqueue_many("page", [1], batch=77, **how))
+            self.refused(lambda how={"connection": connection}: queue.publish("t", batch=77, **how))
+            self.refused(lambda how={"connection": connection}: queue.publish_many("t", [1], batch=77, **how))
+        assert states(conn) == {}
+
+    def test_from_async_code_too(self, conn, queue):
+        for name, arguments in (
+            ("enqueue", ["page"]),
+            ("enqueue_many", ["page", [1]]),
+            ("publish", ["t"]),
+            ("publish_many", ["t", [1]]),
+        ):
+            self.refused(
+                lambda name=name, arguments=arguments: asyncio.run(
+                    getattr(queue, f"{name}_async")(*arguments, batch=77)
+                )
+            )
+        assert states(conn) == {}
+
+    def test_in_the_same_transaction_its_id_will_do(self, conn, queue, own):
+        """Also where a savepoint opened it, which has a number of its own."""
+        with queue.batches.open("report", connection=own) as batch:
+            queue.enqueue("page", batch=batch.id, connection=own)
+        queue.enqueue("page", batch=batch.id, connection=own)
+        assert batch.enqueue_many("page", [1, 2]) == 2
+        own.commit()
+        assert conn.execute("select count(*) from redrive.jobs where batch = %s", [batch.id]).fetchone() == (4,)
+
+    def test_after_its_commit_it_is_closed_ended_or_not(self, conn, queue, own):
+        with queue.batches.open("report") as batch:
+            batch.enqueue("page")
+        self.refused(lambda: batch.enqueue("page"))
+        self.refused(lambda: batch.enqueue_many("page", [1]))
+        self.refused(lambda: queue.enqueue("page", batch=batch.id))
+        self.refused(lambda: queue.enqueue("page", batch=batch.id, connection=own))
+        drain(queue)
+        own.rollback()
+        self.refused(lambda: queue.enqueue("page", batch=batch.id, connection=own))
+        assert states(conn) == {"succeeded": 1, "pending": 1} or len(followers(conn)) == 1
+
+    def test_what_follows_a_job_is_part_of_none(self, queue):
+        @queue.handler("first")
+        def first(_payload: Any, job: ClaimedJob) -> None:
+            job.then("page", batch=1)
+
+        queue.enqueue("first", max_attempts=1)
+        drain(queue)
+        [job] = [queue.get(1)]
+        assert job is not None
+        assert "part of no batch" in (job.last_error or "")

@@ -607,9 +607,11 @@ def tick(payload):
 """
 
 
-def prove(conn: psycopg.Connection, start_worker: Any, seconds: int, kill_every: float, workers: int = 5) -> None:
+def prove(
+    conn: psycopg.Connection, start_worker: Any, seconds: int, kill_every: float, *, workers: int = 5, app: str = APP
+) -> None:
     """So many workers, a schedule each second, a worker killed now and then: each second's slot once."""
-    alive = [start_worker(APP) for _ in range(workers)]
+    alive = [start_worker(app) for _ in range(workers)]
     wait_for(lambda: conn.execute("select count(*) from redrive.schedule_slots").fetchone()[0], 30)
     first = slots(conn, "tick")[-1].slot + timedelta(seconds=1)
     last = first + timedelta(seconds=seconds - 1)
@@ -623,7 +625,7 @@ def prove(conn: psycopg.Connection, start_worker: Any, seconds: int, kill_every:
             victim = alive.pop(0)
             os.kill(victim.pid, signal.SIGKILL)
             killed += 1
-            alive.append(start_worker(APP))
+            alive.append(start_worker(app))
     wait_for(lambda: slots(conn, "tick")[-1].slot > last, 30)
     found = [slot for slot in slots(conn, "tick") if first <= slot.slot <= last]
     assert [slot.slot for slot in found] == [first + timedelta(seconds=n) for n in range(seconds)]
@@ -657,5 +659,8 @@ def test_of_five_workers_sixty_slots_and_a_kill_every_five_seconds_none_is_lost_
 def test_killed_in_the_second_in_which_a_slot_is_due_twenty_times_no_slot_is_lost_or_doubled_ct_06(
     db, conn, start_worker, server_log
 ):
-    """A crash between the advance and the enqueue, if there were such a place."""
-    prove(conn, start_worker, 30, 1.5, workers=3)
+    """A crash between the advance and the enqueue, if there were such a place.
+
+    They are killed as fast as they start. Where a slow machine has none for ten seconds, that is made up for.
+    """
+    prove(conn, start_worker, 30, 1.5, workers=3, app=APP.replace("allow", 'allow", missed="all'))

@@ -74,10 +74,15 @@ class Batch:
     def __init__(self, queue: Desk, number: int, connection: Any) -> None:
         self.id = number
         self._queue, self._connection = queue, connection
+        self._part: int = store.Opened(number)
+
+    def leave(self, connection: Any) -> None:
+        """After the block it may be committed any time: what is still to be part of it is looked at closely."""
+        self._connection, self._part = connection, self.id
 
     def enqueue(self, kind: str, payload: Any = None, *, key: str | None = None, **options: Unpack[Wishes]) -> Enqueued:
         """Enqueue a job of the batch; as :meth:`redrive.Queue.enqueue`. With a key that lives, that job is no part."""
-        options["batch"] = self.id
+        options["batch"] = self._part
         return self._queue.enqueue(kind, payload, connection=self._connection, key=key, **options)
 
     def enqueue_many(
@@ -89,7 +94,7 @@ class Batch:
         **options: Unpack[Wishes],
     ) -> int:
         """Enqueue a job of the batch for each payload; as :meth:`redrive.Queue.enqueue_many`."""
-        options["batch"] = self.id
+        options["batch"] = self._part
         return self._queue.enqueue_many(kind, payloads, connection=self._connection, key=key, **options)
 
 
@@ -99,12 +104,17 @@ class AsyncBatch:
     def __init__(self, queue: Desk, number: int, connection: Any) -> None:
         self.id = number
         self._queue, self._connection = queue, connection
+        self._part: int = store.Opened(number)
+
+    def leave(self, connection: Any) -> None:
+        """After the block; see :meth:`Batch.leave`."""
+        self._connection, self._part = connection, self.id
 
     async def enqueue(
         self, kind: str, payload: Any = None, *, key: str | None = None, **options: Unpack[Wishes]
     ) -> Enqueued:
         """Enqueue a job of the batch; see :meth:`Batch.enqueue`."""
-        options["batch"] = self.id
+        options["batch"] = self._part
         return await self._queue.enqueue_async(kind, payload, connection=self._connection, key=key, **options)
 
     async def enqueue_many(
@@ -116,7 +126,7 @@ class AsyncBatch:
         **options: Unpack[Wishes],
     ) -> int:
         """Enqueue a job of the batch for each payload; see :meth:`Batch.enqueue_many`."""
-        options["batch"] = self.id
+        options["batch"] = self._part
         return await self._queue.enqueue_many_async(kind, payloads, connection=self._connection, key=key, **options)
 
 
@@ -153,13 +163,19 @@ class Batches:
         statement = self._opened(then, payload, name, options)
         if connection is not None and not isinstance(connection, psycopg.Connection):
             _one_transaction(run(connection, self._began()), run(connection, self._began()))
-            yield Batch(self._queue, run(connection, statement)[0].id, connection)
+            batch = Batch(self._queue, run(connection, statement)[0].id, connection)
+            yield batch
+            batch.leave(connection)
             return
         if connection is not None and would_begin(connection):
             run(connection, named("clock", self._queue.schema))  # begins it, as any statement of theirs would
         given = nullcontext(connection) if connection is not None else self._queue.pool.connection()
         with given as own, own.transaction():
-            yield Batch(self._queue, run(own, statement)[0].id, own)
+            batch = Batch(self._queue, run(own, statement)[0].id, own)
+            try:
+                yield batch
+            finally:
+                batch.leave(connection)
 
     @asynccontextmanager
     async def open_async(
@@ -175,13 +191,19 @@ class Batches:
         statement = self._opened(then, payload, name, options)
         if connection is not None and not isinstance(connection, psycopg.AsyncConnection):
             _one_transaction(await arun(connection, self._began()), await arun(connection, self._began()))
-            yield AsyncBatch(self._queue, (await arun(connection, statement))[0].id, connection)
+            batch = AsyncBatch(self._queue, (await arun(connection, statement))[0].id, connection)
+            yield batch
+            batch.leave(connection)
             return
         if connection is not None and would_begin(connection):
             await arun(connection, named("clock", self._queue.schema))
         given = nullcontext(connection) if connection is not None else self._queue.pool.async_connection()
         async with given as own, own.transaction():
-            yield AsyncBatch(self._queue, (await arun(own, statement))[0].id, own)
+            batch = AsyncBatch(self._queue, (await arun(own, statement))[0].id, own)
+            try:
+                yield batch
+            finally:
+                batch.leave(connection)
 
     def list(self, *, ended: bool = True, limit: int = 50, connection: Borrowed | None = None) -> Rows:
         """List batches, newest first; without *ended* those of which jobs are left."""

@@ -17,6 +17,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from redrive import store
+from redrive.connections import apersistent, persistent
 from redrive.drivers import AsyncBorrowed, Borrowed, Copy
 from redrive.errors import InvalidOption
 from redrive.rows import COPIED, Row, copy_text, copyable, encoded, insert_many
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 CHUNK = 5_000
 """Payloads a statement: while the server reads one chunk from the socket, the next is encoded here."""
+SORTED = 10 * CHUNK
+"""Payloads that are read and put in the order of their keys before the first of them is written."""
 
 
 class Batch:
@@ -57,7 +60,8 @@ class Batch:
         self._schema, self._kind, self._key, self._how = schema, store.name(kind, "kind"), key, how
         self._lane = lane
         self._ids, self._on_chunk = ids, on_chunk or (lambda _made: None)
-        self._payloads, self._places = iter(payloads), count(step=CHUNK)
+        self._payloads, self._places = iter(payloads), count(step=CHUNK if key is None else SORTED)
+        self._sorted: deque[_Chunk] = deque()
         self._ready = deque(chunk for chunk in (self._read(), self._read()) if chunk.rows())
 
     def write(self, conn: Borrowed) -> int:
@@ -95,7 +99,14 @@ class Batch:
         return made
 
     def _read(self) -> _Chunk:
-        return _Chunk(list(islice(self._payloads, CHUNK)), self._key, next(self._places), self._lane)
+        if self._key is None:
+            return _Chunk(list(islice(self._payloads, CHUNK)), None, next(self._places), self._lane)
+        if not self._sorted:
+            # Two that write the same keys in another order wait for each other, and the server ends one of them.
+            read = _Chunk(list(islice(self._payloads, SORTED)), self._key, next(self._places), self._lane).rows()
+            read.sort(key=_by_key)
+            self._sorted.extend(_Chunk.of(read[at : at + CHUNK]) for at in range(0, len(read), CHUNK))
+        return self._sorted.popleft() if self._sorted else _Chunk.of([])
 
     def _wrote(self, made: int, following: _Chunk) -> None:
         self._on_chunk(made)
@@ -118,7 +129,7 @@ class Batch:
 
     def _write(self, conn: Connection[Any], chunk: _Chunk, following: _Chunk) -> int:
         if not self._copyable(conn, chunk):
-            return self._made(run(conn, self._insert(chunk.rows())))
+            return self._made(persistent(conn, self._insert(chunk.rows())))
         with noted(), PlainCursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
             copy.write(chunk.text(self._kind, self._how))
             following.encode()
@@ -126,7 +137,7 @@ class Batch:
 
     async def _awrite(self, conn: AsyncConnection[Any], chunk: _Chunk, following: _Chunk) -> int:
         if not self._copyable(conn, chunk):
-            return self._made(await arun(conn, self._insert(chunk.rows())))
+            return self._made(await apersistent(conn, self._insert(chunk.rows())))
         with noted():
             async with AsyncPlainCursor(conn) as cursor, cursor.copy(query("copy_jobs", self._schema)) as copy:
                 await copy.write(chunk.text(self._kind, self._how))
@@ -167,6 +178,13 @@ class _Chunk:
         self._rows: list[Row] | None = None
         self._error: Exception | None = None
 
+    @classmethod
+    def of(cls, rows: list[Row]) -> _Chunk:
+        """Make one of what is encoded."""
+        chunk = cls([], None, 0)
+        chunk._rows = rows
+        return chunk
+
     def encode(self) -> None:
         """Encode them; what is wrong with one is raised by :meth:`rows`, when the caller can be told."""
         if self._rows is None:
@@ -186,6 +204,10 @@ class _Chunk:
     def text(self, kind: str, how: store.Options) -> str:
         """Give them as the text that ``copy_jobs`` takes."""
         return copy_text(kind, self.rows(), how)
+
+
+def _by_key(row: Row) -> str:
+    return row[1] or ""  # by code points, which is the order of the bytes in UTF-8, and so COLLATE "C"
 
 
 def would_begin(conn: Connection[Any] | AsyncConnection[Any]) -> bool:

@@ -7,15 +7,18 @@ nobody answers looks exactly like an idle one.
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from redrive.errors import NoDatabase
-from redrive.statements import Statement, arun, named
+from redrive.statements import Statement, arun, named, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +43,10 @@ _ALIVE_THERE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_ke
 _FROZEN_THERE = "-c idle_in_transaction_session_timeout=10s"
 # Of the server: connections, shutdown, read-only after a failover, out of memory or disk.
 _OUTAGE = ("08", "57P", "53", "25006", "58", "XX")
+# What two statements did to each other, of which one was chosen to give way: it has done nothing.
+_RIVALRY = ("40001", "40P01")
+RIVALRY_PAUSES = (0.01, 0.03, 0.1, 0.3, 1.0)
+_READ_COMMITTED = r"-c default_transaction_isolation=read\ committed"
 # Worth another try as it is: serialization, deadlock, lock timeout, statement timeout, frozen within a transaction.
 _TRANSIENT = ("40", "55P03", "57014", "25P03")
 
@@ -60,12 +67,54 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
 
 
-def conninfo(dsn: str, *, application: str, nonce: str | None = None) -> str:
-    """Complete *dsn* with keepalives, a name to be seen by, and the settings of a control connection."""
+def persistent(conn: psycopg.Connection[Any], statement: Statement[T]) -> list[T]:
+    """Run a statement that is a transaction of its own, again where a rival's was preferred to it.
+
+    On a connection that is in a transaction it is run once: what was done before in it would be lost.
+    """
+    for pause in RIVALRY_PAUSES if _stands_alone(conn) else ():
+        try:
+            return run(conn, statement)
+        except psycopg.Error as error:
+            if error.sqlstate not in _RIVALRY:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1.5))
+    return run(conn, statement)
+
+
+async def apersistent(conn: psycopg.AsyncConnection[Any], statement: Statement[T]) -> list[T]:
+    """Run a statement that is a transaction of its own from async code; see :func:`persistent`."""
+    for pause in RIVALRY_PAUSES if _stands_alone(conn) else ():
+        try:
+            return await arun(conn, statement)
+        except psycopg.Error as error:
+            if error.sqlstate not in _RIVALRY:
+                raise
+        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+    return await arun(conn, statement)
+
+
+def _stands_alone(conn: Any) -> bool:
+    """Whether a statement on *conn* is a transaction of its own; not known of a connection that isn't psycopg's."""
+    return (
+        isinstance(conn, psycopg.Connection | psycopg.AsyncConnection)
+        and conn.autocommit
+        and conn.info.transaction_status == TransactionStatus.IDLE
+        and conn.info.pipeline_status == PipelineStatus.OFF
+    )
+
+
+def conninfo(dsn: str, *, application: str, nonce: str | None = None, settled: bool = False) -> str:
+    """Complete *dsn* with keepalives, a name to be seen by, and the settings of a control connection.
+
+    *settled* asks for READ COMMITTED alone, whatever the database's default is; not every pooler takes that.
+    """
     given = conninfo_to_dict(dsn)
     options = [str(given["options"])] if given.get("options") else []
+    if settled or nonce is not None:
+        options.append(_READ_COMMITTED)
     if nonce is not None:
-        options += ["-c jit=off", r"-c default_transaction_isolation=read\ committed", "-c lock_timeout=2s"]
+        options += ["-c jit=off", "-c lock_timeout=2s"]
         # Every statement of a worker has its index, whatever the statistics say, and locks rows in the order of that.
         # For the same reason each is planned once: to plan the survey anew costs five times what it does to run it.
         options += ["-c enable_seqscan=off", "-c enable_bitmapscan=off", "-c plan_cache_mode=force_generic_plan"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from redrive.connections import apersistent, persistent
 from redrive.errors import NoDatabase
 from redrive.pool import Pool
-from redrive.statements import Statement, arun, run
+from redrive.statements import ANYTHING, Statement, arun, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,15 +34,19 @@ class Installation:
 
     def ask(self, statement: Statement[T], connection: Borrowed | None = None) -> list[T]:
         """Run a statement of :mod:`redrive.store` on *connection*, or on one of the queue's own."""
+        statement = _legible(statement)
         if connection is not None:
             return run(connection, statement)
         with self.pool.connection() as own:
-            return run(own, statement)
+            return persistent(own, statement)
 
     async def ask_async(self, statement: Statement[T], connection: AsyncBorrowed | None = None) -> list[T]:
         """Run a statement from async code, on *connection* or on one of the queue's own."""
-        async with nullcontext(connection) if connection is not None else self.pool.async_connection() as own:
-            return await arun(own, statement)
+        statement = _legible(statement)
+        if connection is not None:
+            return await arun(connection, statement)
+        async with self.pool.async_connection() as own:
+            return await apersistent(own, statement)
 
     @contextmanager
     def apart(self) -> Iterator[Any]:
@@ -65,3 +71,8 @@ class Installation:
                 raise NoDatabase
             self._pool = Pool(self.settings.database_url)
         return self._pool
+
+
+def _legible(statement: Statement[T]) -> Statement[T]:
+    """Let the answer come as numbers, which no DateStyle spells otherwise, and be read whatever strangers wrote."""
+    return replace(statement, binary=True, loaders=statement.loaders or ANYTHING)

@@ -39,6 +39,7 @@ class Pool:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = conninfo(dsn, application="redrive queue")
+        self._settled = conninfo(dsn, application="redrive queue", settled=True)
         self._direct: bool | None = None
         """Whether a session is ours alone, so that statements can be prepared in it; the first connection finds out."""
         self._begin()
@@ -78,8 +79,8 @@ class Pool:
 
     def _connect(self) -> psycopg.Connection[Any]:
         if self._direct is not None:
-            return psycopg.Connection.connect(self._dsn, **self._how())
-        marked, nonce = _marked(self._dsn)
+            return psycopg.Connection.connect(self._settled if self._direct else self._dsn, **self._how())
+        marked, nonce = _marked(self._settled)
         try:
             conn = psycopg.Connection.connect(marked, autocommit=True, prepare_threshold=None)
         except psycopg.OperationalError as error:
@@ -96,8 +97,9 @@ class Pool:
 
     async def _aconnect(self) -> psycopg.AsyncConnection[Any]:
         if self._direct is not None:
-            return await psycopg.AsyncConnection.connect(self._dsn, **self._how())
-        marked, nonce = _marked(self._dsn)
+            dsn = self._settled if self._direct else self._dsn
+            return await psycopg.AsyncConnection.connect(dsn, **self._how())
+        marked, nonce = _marked(self._settled)
         try:
             conn = await psycopg.AsyncConnection.connect(marked, autocommit=True, prepare_threshold=None)
         except psycopg.OperationalError as error:

@@ -79,6 +79,7 @@ class Publisher(Installation, Registry):
             demand(connection, "publish", "publish_async", is_async=False)
         statement = self._publish(topic, payload, key, options)
         self._announce()
+        self._demand_batch(options, connection)
         return self._answer(topic, self.ask(statement, connection))
 
     async def publish_async(
@@ -95,6 +96,7 @@ class Publisher(Installation, Registry):
             demand(connection, "publish_async", "publish", is_async=True)
         statement = self._publish(topic, payload, key, options)
         await self._announce_async()
+        await self._demand_batch_async(options, connection)
         return self._answer(topic, await self.ask_async(statement, connection))
 
     def publish_many(
@@ -119,6 +121,7 @@ class Publisher(Installation, Registry):
             demand(connection, "publish_many", "publish_many_async", is_async=False)
         batch = self._fan_out(topic, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
         self._announce()
+        self._demand_batch(options, connection)
         with nullcontext(connection) if connection is not None else self.pool.connection() as conn:
             made = batch.write(conn)
             if not made and batch.read and run(conn, named("note_unheard", self.schema, topic=topic)):
@@ -141,6 +144,7 @@ class Publisher(Installation, Registry):
             demand(connection, "publish_many_async", "publish_many", is_async=True)
         batch = self._fan_out(topic, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
         await self._announce_async()
+        await self._demand_batch_async(options, connection)
         async with nullcontext(connection) if connection is not None else self.pool.async_connection() as conn:
             made = await batch.awrite(conn)
             if not made and batch.read and await arun(conn, named("note_unheard", self.schema, topic=topic)):
@@ -148,6 +152,17 @@ class Publisher(Installation, Registry):
         return made
 
     # -- how
+
+    def _demand_batch(self, options: Mapping[str, Any], connection: Borrowed | None) -> None:
+        """Refuse a batch that is not of this transaction: what follows it may have been enqueued already."""
+        look = store.batch_is_ours(self.schema, options.get("batch"))
+        if look is not None and not self.ask(look, connection):
+            raise _no_batch(options)
+
+    async def _demand_batch_async(self, options: Mapping[str, Any], connection: AsyncBorrowed | None) -> None:
+        look = store.batch_is_ours(self.schema, options.get("batch"))
+        if look is not None and not await self.ask_async(look, connection):
+            raise _no_batch(options)
 
     def _publish(self, topic: str, payload: Any, key: str | None, options: Mapping[str, Any]) -> Statement[Any]:
         how = _how(topic, options)
@@ -241,6 +256,13 @@ class _FanOut(Batch):
         params = {"payloads": [row[0] for row in rows], "keys": [row[1] for row in rows]}
         params["lanes"] = [row[2] if len(row) > 2 else None for row in rows]  # noqa: PLR2004 - where kinds name a target
         return named("publish_many", self._schema, **self._params, **params)
+
+
+def _no_batch(options: Mapping[str, Any]) -> InvalidOption:
+    return InvalidOption(
+        f"batch is {options['batch']!r}: no such batch was opened in this transaction and has not ended; open it with "
+        "queue.batches.open(..., connection=...) and enqueue on that connection"
+    )
 
 
 def _how(topic: str, options: Mapping[str, Any]) -> dict[str, Any]:

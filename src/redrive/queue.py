@@ -12,6 +12,7 @@ from redrive.batches import Batches
 from redrive.breakers import Breakers
 from redrive.bulk import Batch
 from redrive.classify import Classify
+from redrive.connections import apersistent, persistent
 from redrive.definition import InCode
 from redrive.drivers import AsyncBorrowed, Borrowed, demand
 from redrive.ended import Ended
@@ -103,10 +104,11 @@ class Queue(Publisher):
         if connection is not None:
             demand(connection, "enqueue", "enqueue_async", is_async=False)
         statement = self._insert(kind, payload, key, options)
+        self._demand_batch(options, connection)
         if connection is not None:
             return self._settled(kind, lambda: run(connection, statement))
         with self.pool.connection() as own:
-            return self._settled(kind, lambda: run(own, statement))
+            return self._settled(kind, lambda: persistent(own, statement))
 
     async def enqueue_async(
         self,
@@ -121,10 +123,11 @@ class Queue(Publisher):
         if connection is not None:
             demand(connection, "enqueue_async", "enqueue", is_async=True)
         statement = self._insert(kind, payload, key, options)
+        await self._demand_batch_async(options, connection)
         if connection is not None:
             return await self._asettled(kind, lambda: arun(connection, statement))
         async with self.pool.async_connection() as own:
-            return await self._asettled(kind, lambda: arun(own, statement))
+            return await self._asettled(kind, lambda: apersistent(own, statement))
 
     def enqueue_many(
         self,
@@ -141,7 +144,8 @@ class Queue(Publisher):
 
         The payloads are read in chunks, so an iterator of any length does; more than one chunk is written within a
         savepoint of the caller's transaction, or on an autocommit connection in a transaction of its own. With *key*,
-        a function from payload to key, those whose key lives already make no job and are not counted. *ids* is a list
+        a function from payload to key, those whose key lives already make no job and are not counted; the jobs are
+        written in the order of their keys, so that two that write the same ones can't be deadlocked. *ids* is a list
         to which the ids of the new jobs are added, at some cost; *on_chunk* is told how many there are so far. On a
         connection that isn't psycopg's all payloads are read first, and written by one statement.
 
@@ -151,6 +155,7 @@ class Queue(Publisher):
         if connection is not None:
             demand(connection, "enqueue_many", "enqueue_many_async", is_async=False)
         batch = self._batch(kind, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
+        self._demand_batch(options, connection)
         with nullcontext(connection) if connection is not None else self.pool.connection() as conn:
             return batch.write(conn)
 
@@ -169,6 +174,7 @@ class Queue(Publisher):
         if connection is not None:
             demand(connection, "enqueue_many_async", "enqueue_many", is_async=True)
         batch = self._batch(kind, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
+        await self._demand_batch_async(options, connection)
         async with nullcontext(connection) if connection is not None else self.pool.async_connection() as conn:
             return await batch.awrite(conn)
 

@@ -153,6 +153,8 @@ class Registry(Enqueuer):
         payload = {} if payload is None else payload
         if said := [each for each in store.ABOUT_KEYS if each in options]:
             raise InvalidOption(f"{said[0]} is for queue.enqueue: of what follows a job the key is all that counts")
+        if "batch" in options:
+            raise InvalidOption("batch is for queue.enqueue: what follows a job is part of no batch; open one in it")
         return store.follower(name, payload, key, self._in_lane(name, payload, options))
 
     def _options(self, kind: str, options: Mapping[str, Any]) -> store.Options:

@@ -102,6 +102,7 @@ def _shipped() -> AdaptersMap:
 
 _NOT_THERE = ("42P01", "42703", "42883", "3F000")
 """No such table, column, function or schema."""
+_DEADLOCK = "40P01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,11 @@ def noted(conn: Any = None, driver: Any = None) -> Iterator[None]:
             where = _place(conn, driver)
             error.add_note(
                 f"redrive is not installed in {where} and schema, or is too old there: run `redrive migrate`"
+            )
+        elif _sqlstate(error) == _DEADLOCK:
+            error.add_note(
+                "two transactions waited for each other's rows or keys: say their enqueues in the order of their keys, "
+                "or run the whole transaction again"
             )
         elif conn is not None and (conn.closed if driver is None else driver.closed(conn)):
             error.add_note(

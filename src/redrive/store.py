@@ -63,6 +63,10 @@ class Wishes(TypedDict, total=False):
     """What becomes of a pending job of the same key: it stays, or gets this payload, and with debounce its time too."""
 
 
+class Opened(int):
+    """The id of a batch, from who has just opened it in the same transaction: it need not be looked for."""
+
+
 ABOUT_KEYS = ("unique", "unique_for", "on_conflict")
 """Of these, what says more of a key."""
 
@@ -116,7 +120,7 @@ def options(
         expires_at=instant(expires_at, "expires_at"),
         expires_in=_wait(expires_in, "expires_in"),
         metadata=_metadata(metadata),
-        batch=None if batch is None else number(batch, "batch"),
+        batch=None if batch is None else int(number(batch, "batch")),
     )
 
 
@@ -135,6 +139,13 @@ def follower(kind: str, payload: Any, key: str | None, how: Options) -> str:
     for time in ("run_at", "expires_at"):
         job[time] = None if job[time] is None else job[time].isoformat()
     return json.dumps(job)
+
+
+def batch_is_ours(schema: str, batch: Any) -> Statement[Any] | None:
+    """Look for the batch that an enqueue names; None where there is nothing to look for."""
+    if batch is None or isinstance(batch, Opened):
+        return None
+    return named("batch_is_ours", schema, batch=number(batch, "batch"))
 
 
 def survey(schema: str, **params: Any) -> Statement[Any]:

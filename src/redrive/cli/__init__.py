@@ -6,6 +6,7 @@ and a program.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,8 @@ import click
 
 from redrive.cli.exits import CODES, Trouble, told
 
+SAID = "_REDRIVE_SAID"
+"""Set for the processes of one worker: their parent has said it."""
 COMMANDS = {
     "migrate": "redrive.cli.migrate",
     "worker": "redrive.cli.worker",
@@ -101,6 +104,12 @@ def cli() -> None:
     The database is the one of --database-url, REDRIVE_DATABASE_URL or DATABASE_URL. A flag that sets how redrive works
     names its variable in its help; any other is REDRIVE_, the command and the flag, as in REDRIVE_JOBS_LIMIT.
     """
+    if any(name.startswith("REDRIVE_") for name in os.environ) and not os.environ.get(SAID):
+        from redrive.cli.variables import strangers
+
+        for name, meant in strangers(os.environ, cli):
+            remedy = f"did you mean {meant}?" if meant else "`redrive worker --help` names those of the settings"
+            click.echo(f"note: nothing reads the variable {name}: {remedy}", err=True)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from redrive.cli import SAID
 from redrive.cli.exits import NOT_MIGRATED, OK, UNREACHABLE, USAGE
 from redrive.notify import Manager
 from redrive.worker import stop_signals
@@ -119,9 +120,8 @@ class Processes:
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing
         command = [sys.executable, *flags, "-c", START, f"{theirs}:{member.number}", *sys.argv[1:]]
         member.started, member.due = time.monotonic(), math.inf
-        env = {
-            name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"
-        }  # this process speaks there
+        # Its own: what this process has said of the environment; not to it: where this process speaks.
+        env = {name: value for name, value in {**os.environ, SAID: "1"}.items() if name != "NOTIFY_SOCKET"}
         try:  # in a group of its own: Ctrl-C is this process' to pass on, once
             member.process = subprocess.Popen(command, pass_fds=(theirs,), process_group=0, env=env)  # noqa: S603 - ourselves
         except OSError as error:  # the machine has no room for a process now

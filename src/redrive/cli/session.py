@@ -43,7 +43,9 @@ class Session:
 
     def ask(self, statement: Statement[T]) -> list[T]:
         """Run a statement; its answer comes as numbers, which no setting of the database spells otherwise."""
-        return self.queue.ask(replace(statement, binary=True, loaders=()), self.conn)
+        from redrive.connections import persistent
+
+        return persistent(self.conn, replace(statement, binary=True, loaders=()))
 
     def doubt(self, kind: str) -> None:
         """Tell the human where neither a live worker nor a job knows a kind: a slip of the pen would hold nothing."""
@@ -69,19 +71,32 @@ def session(database_url: str | None, schema: str | None) -> Iterator[Session]:
     Raises:
         Trouble: when there is no database, or no tables in it.
     """
-    from redrive.connections import conninfo
+    from redrive.connections import persistent
     from redrive.migrate import demand_migrated, installed
-    from redrive.statements import OwnConnection, named
+    from redrive.statements import named
 
     queue = connected(database_url, schema)
-    with told(queue.schema):
-        dsn = conninfo(queue.settings.database_url, application="redrive cli")
-        # No prepared statements: a pooler may stand in between, and a generic plan would miss the partial indexes.
-        with OwnConnection[Any].connect(dsn, autocommit=True, prepare_threshold=None) as conn:
-            demand_migrated(installed(conn, queue.schema), queue.schema)
-            _read_everything(conn)
-            [clock] = queue.ask(replace(named("clock", queue.schema), binary=True), conn)
-            yield Session(queue, conn, clock.now)
+    with told(queue.schema), _connect(queue.settings.database_url) as conn:
+        demand_migrated(installed(conn, queue.schema), queue.schema)
+        _read_everything(conn)
+        [clock] = persistent(conn, replace(named("clock", queue.schema), binary=True))
+        yield Session(queue, conn, clock.now)
+
+
+def _connect(dsn: str) -> psycopg.Connection[Any]:
+    import psycopg
+
+    from redrive.connections import conninfo
+    from redrive.statements import OwnConnection
+
+    # No prepared statements: a pooler may stand in between, and a generic plan would miss the partial indexes.
+    how: dict[str, Any] = {"autocommit": True, "prepare_threshold": None}
+    try:
+        return OwnConnection[Any].connect(conninfo(dsn, application="redrive cli", settled=True), **how)
+    except psycopg.OperationalError as error:
+        if "startup parameter" not in str(error):
+            raise
+    return OwnConnection[Any].connect(conninfo(dsn, application="redrive cli"), **how)  # a pooler, that passes none on
 
 
 def _read_everything(conn: psycopg.Connection[Any]) -> None:

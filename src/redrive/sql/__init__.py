@@ -62,7 +62,7 @@ def lock_key(schema: str) -> int:
 
 
 @cache
-def _names(schema: str) -> dict[str, Identifier | Literal]:
+def _names(schema: str) -> dict[str, Composable]:
     def within(name: str) -> Identifier:
         return Identifier(schema, name)
 
@@ -91,6 +91,7 @@ def _names(schema: str) -> dict[str, Identifier | Literal]:
         "unheard_topics": within("unheard_topics"),
         "migrations": within("migrations"),
         "clock": within("clock"),
+        "claimed": SQL(text_of("claimed")).format(clock=within("clock")),
         "wake": within("wake"),
         "failure_group": within("failure_group"),
         "schema_name": Literal(schema),

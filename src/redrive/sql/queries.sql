@@ -81,7 +81,8 @@ SELECT id, false, false FROM live
 WHERE NOT EXISTS (SELECT FROM lately) AND (waits AND NOT %(replace)s OR NOT waits AND NOT %(while_pending)s)
 
 -- name: insert_jobs
--- One row a payload, in their order. A key that lives already, or came earlier in the same batch, makes no row.
+-- One row a payload: with keys in the order of these, in which rivals wait for each other and never in a circle, and else
+-- in their own. A key that lives already, or came earlier in the same batch, makes no row.
 -- The lookup is a scalar subquery, one probe of jobs_key_idx a row whatever the statistics say: NOT EXISTS is planned as a
 -- join, and where they were taken in a quiet hour it reads every live key anew for each row (500,000 pending: 3 s a chunk).
 WITH given AS (
@@ -96,7 +97,7 @@ WITH given AS (
            %(metadata)s::text::jsonb, %(batch)s::bigint
     FROM given g
     WHERE (SELECT j.id FROM {jobs} j WHERE j.key = g.key AND j.status IN ('pending', 'running')) IS NULL
-    ORDER BY ordinal
+    ORDER BY key COLLATE "C", ordinal
     ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
     RETURNING id, key
 )
@@ -192,6 +193,12 @@ SELECT NULL, NULL, NULL, {clock}(), NULL,
        ),
        EXISTS (SELECT FROM {batches} WHERE ended_at IS NULL)
 
+-- name: claimed
+-- What a claim gives of each job that it takes, in the order in which ClaimedJob takes it: a part of each of them.
+id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at, metadata::text,
+CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
+     WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in
+
 -- name: claim_jobs
 -- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
 --
@@ -236,9 +243,7 @@ UPDATE {jobs}
 SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
     counted = false, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
 WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
-          metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
-                               WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in
+RETURNING {claimed}
 
 -- name: lock_limits
 -- What runs of a kind can't be counted by the statement that claims: its snapshot does not see what a rival is about to
@@ -326,9 +331,7 @@ WITH room AS MATERIALIZED (
     SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
         counted = true, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
     WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-    RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
-              metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
-                                   WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in
+    RETURNING {claimed}
 ), spent AS (
     UPDATE {kinds} k
     SET empty_at = greatest(r.empty_at, {clock}() - make_interval(secs => r.span)) + make_interval(secs => t.jobs / r.rate)
@@ -406,9 +409,7 @@ WITH due AS MATERIALIZED (
     SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
         counted = (kind = ANY(%(locked)s::text[])), locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
     WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-    RETURNING id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at,
-              metadata::text, CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
-                                   WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in,
+    RETURNING {claimed},
               (SELECT count(*)::int FROM {failures} f WHERE f.job_id = {jobs}.id AND f.error_type = 'WorkerLost') AS reclaims
 ), probed AS (
     UPDATE {breakers} b
@@ -1168,6 +1169,15 @@ ORDER BY kind
 -- name: open_batch
 INSERT INTO {batches} (name, follower, created_at) VALUES (%(name)s::text, %(follower)s::text::jsonb, {clock}()) RETURNING id
 
+-- name: batch_is_ours
+-- No row: there is no such batch, it has ended, or it was not opened in this transaction. The number of a transaction is
+-- as stored without its upper half, which is that of the nearest to our own.
+SELECT id FROM {batches}
+WHERE id = %(batch)s
+  AND CASE WHEN ended_at IS NULL
+           THEN txid_status((SELECT u - ((u - xmin::text::bigint) & 4294967295) FROM (SELECT txid_current() + 2147483648) AS t(u)))
+      END = 'in progress'
+
 -- name: end_batches
 -- Of a batch no job comes to be after its commit, so where this sees none alive all have ended. What follows is told how;
 -- of the dead the first thousand by name.
@@ -1769,7 +1779,7 @@ WITH heard AS MATERIALIZED (
     FROM wanted w
     WHERE w.key IS NULL
        OR (SELECT j.id FROM {jobs} j WHERE j.key = w.key AND j.status IN ('pending', 'running')) IS NULL
-    ORDER BY w.ordinal, w.kind
+    ORDER BY w.key COLLATE "C", w.ordinal, w.kind
     ON CONFLICT (key) WHERE key IS NOT NULL AND status IN ('pending', 'running') DO NOTHING
     RETURNING id
 )
