@@ -91,7 +91,7 @@ def _names(schema: str) -> dict[str, Composable]:
         "unheard_topics": within("unheard_topics"),
         "migrations": within("migrations"),
         "clock": within("clock"),
-        "claimed": SQL(text_of("claimed")).format(clock=within("clock")),
+        "claimed_job": SQL(text_of("claimed_job")).format(clock=within("clock")),
         "wake": within("wake"),
         "failure_group": within("failure_group"),
         "schema_name": Literal(schema),

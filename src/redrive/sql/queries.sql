@@ -193,7 +193,7 @@ SELECT NULL, NULL, NULL, {clock}(), NULL,
        ),
        EXISTS (SELECT FROM {batches} WHERE ended_at IS NULL)
 
--- name: claimed
+-- name: claimed_job
 -- What a claim gives of each job that it takes, in the order in which ClaimedJob takes it: a part of each of them.
 id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane, run_at, created_at, metadata::text,
 CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
@@ -243,7 +243,7 @@ UPDATE {jobs}
 SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
     counted = false, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
 WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-RETURNING {claimed}
+RETURNING {claimed_job}
 
 -- name: lock_limits
 -- What runs of a kind can't be counted by the statement that claims: its snapshot does not see what a rival is about to
@@ -331,7 +331,7 @@ WITH room AS MATERIALIZED (
     SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
         counted = true, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
     WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-    RETURNING {claimed}
+    RETURNING {claimed_job}
 ), spent AS (
     UPDATE {kinds} k
     SET empty_at = greatest(r.empty_at, {clock}() - make_interval(secs => r.span)) + make_interval(secs => t.jobs / r.rate)
@@ -409,7 +409,7 @@ WITH due AS MATERIALIZED (
     SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
         counted = (kind = ANY(%(locked)s::text[])), locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
     WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-    RETURNING {claimed},
+    RETURNING {claimed_job},
               (SELECT count(*)::int FROM {failures} f WHERE f.job_id = {jobs}.id AND f.error_type = 'WorkerLost') AS reclaims
 ), probed AS (
     UPDATE {breakers} b
