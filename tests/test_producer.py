@@ -475,3 +475,25 @@ def test_two_installations_in_one_database_have_each_its_own_jobs(db, conn):
 
     assert asyncio.run(scenario()) == 2
     assert rows(conn, "select status from redrive.jobs") == [{"status": "pending"}]
+
+
+def test_of_very_many_lanes_the_first_are_served_before_the_last_are_known(db, conn, monkeypatch):
+    """Each page of a survey looks at all that those before have found: of 20,000 lanes nothing ran for a minute."""
+    pages = []
+    real = store.survey
+    monkeypatch.setattr("redrive.producer.SURVEY_MOST", 0.0)
+    monkeypatch.setattr(store, "survey", lambda *a, **k: (pages.append(k), real(*a, **k))[1])
+    conn.execute(
+        "insert into redrive.jobs (kind, lane) select 'many', 'lane ' || n from generate_series(1, %s::int) n",
+        [3 * PAGE],
+    )
+    plain_insert(conn, "other")
+
+    async def work() -> Counter[str]:
+        async with rig(db, "many", "other", concurrency=10) as held:
+            return Counter(job.kind for job in await held.take())
+
+    taken = asyncio.run(work())
+    assert len(pages) == 1
+    assert taken["other"] == 1
+    assert taken["many"] == 9

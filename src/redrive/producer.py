@@ -45,6 +45,8 @@ DEAF_POLL = 1.0
 DOZE_AGAIN = 12
 """Of this many looks one tries to become sentry again, in case the sentry went without a word."""
 SURVEY_EVERY = 0.25
+SURVEY_MOST = 0.1
+"""Seconds after which of very many lanes those found due are served first: each page costs what all before it did."""
 SUSPECT_AFTER = 1.0
 TRIAL_LOOK = 0.1
 WAKE_EVERY = 0.05
@@ -261,9 +263,10 @@ class Producer(Service):
         return max(0.0, until - time.monotonic())
 
     async def _survey(self) -> bool:
-        more, from_heads = True, self._lanes.heads_are_cheap
+        more, due, from_heads = True, False, self._lanes.heads_are_cheap
         await self._control.ready()  # to open it is not to be counted
-        while more:
+        first = time.monotonic()
+        while more and not (due and time.monotonic() - first > SURVEY_MOST):
             began = time.monotonic()
             rows = await self._control.run(store.survey(self._control.schema, **self._lanes.look()))
             now = time.monotonic()
