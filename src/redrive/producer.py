@@ -45,7 +45,7 @@ DEAF_POLL = 1.0
 DOZE_AGAIN = 12
 """Of this many looks one tries to become sentry again, in case the sentry went without a word."""
 SURVEY_EVERY = 0.25
-SURVEY_MOST = 0.1
+SURVEY_MOST = 0.5
 """Seconds after which of very many lanes those found due are served first: each page costs what all before it did."""
 SUSPECT_AFTER = 1.0
 TRIAL_LOOK = 0.1
