@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from starlette.testclient import TestClient
 
+from adopted import adopt, insert, make
 from redrive import Queue
 from redrive.errors import InvalidOption
 from redrive.web import Operator, as_wsgi, desk
@@ -970,3 +971,24 @@ def test_prometheus_reads_how_it_stands_where_it_may_see_the_pages(queue, page, 
     assert answer.headers["content-type"].startswith("text/plain")
     assert 'redrive_queue_jobs{kind="mail",status="dead"} 1.0' in answer.text
     assert client(desk(queue, password=PASSWORD)).get("/metrics").status_code == 401
+
+
+def test_a_job_of_an_adopted_table_names_its_row_and_one_that_only_says_so_does_no_harm(conn, page):
+    make(conn, "mail_simple")
+    adopt(conn, "mail_simple")
+    insert(conn, "mail_simple")
+    [(number, row)] = conn.execute("select id, metadata #>> '{adopted,row}' from redrive.jobs").fetchall()
+    shown = page.get(f"/jobs/{number}")
+    assert f"{row} of public.mail_simple" in " ".join(text(shown).split())
+    path = re.search(r'href="([^"]*metadata.adopted.table[^"]*)"', shown.text)[1]
+    assert f"/jobs/{number}" in page.get(unescape(path)).text
+    for said in (
+        '{"table": [1], "row": null}',
+        '{"table": {"a": 1}, "row": 7}',
+        "[]",
+        '{"table": "<b>", "row": "<i>"}',
+    ):
+        forged = "insert into redrive.jobs (kind, metadata) values ('x', %s::jsonb) returning id"
+        [(number,)] = conn.execute(forged, (f'{{"adopted": {said}}}',)).fetchall()
+        answer = page.get(f"/jobs/{number}")
+        assert (answer.status_code, "<b>" in answer.text) == (200, False), said

@@ -88,7 +88,8 @@ def job(desk: Desk, request: Request) -> Page:
 def adopted(row: Job) -> dict[str, Any] | None:
     """Tell of which row of an adopted table a job is; what a stranger wrote there is not believed."""
     found = row.metadata.get("adopted") if isinstance(row.metadata, dict) else None
-    return found if isinstance(found, dict) and {"table", "row"} <= found.keys() else None
+    texts = isinstance(found, dict) and isinstance(found.get("table"), str) and isinstance(found.get("row"), str)
+    return found if texts else None
 
 
 def deeds(row: Job, now: datetime) -> tuple[str, ...]:
