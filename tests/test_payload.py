@@ -317,3 +317,9 @@ def test_a_float_is_refused_exactly_where_jsonb_changes_it_pe_07(empty_db: str):
                 assert stored != value
             else:
                 assert stored == value
+
+
+def test_a_lazy_text_of_djangos_is_told_what_to_become():
+    lazy = pytest.importorskip("django.utils.functional").lazystr("hello")
+    with pytest.raises(InvalidPayload, match=r"payload\.subject is .* pass str\(value\)"):
+        encode({"subject": lazy})

@@ -263,6 +263,8 @@ def _remedy(value: Any) -> str:
         return "pass its primary key and load it in the handler, where it is up to date"
     if hasattr(kind, "tolist"):
         return "pass value.tolist()"
+    if kind.__name__ == "__proxy__":  # Django's lazy texts
+        return "pass str(value), which is the text in the language of this moment"
     return "pass text, numbers, booleans, lists and dicts"
 
 
