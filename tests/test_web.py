@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from adopted import adopt, insert, make
-from redrive import Queue
+from redrive import Queue, curtain
 from redrive.errors import InvalidOption
 from redrive.web import Operator, as_wsgi, desk
 from redrive.web.operators import Tries
@@ -737,6 +737,22 @@ def test_a_huge_payload_makes_no_huge_page(queue, conn, page):
     post(page, "/jobs/edit", id=made, path="to", value="ann", send="0")
     payload = queue.get(made).payload
     assert (payload["to"], len(payload["blob"])) == ("ann", 900_000)
+
+
+def test_of_a_huge_error_little_is_masked(queue, conn, page, monkeypatch):
+    """Masking all of six megabytes took six seconds a page, and the page is read anew every five."""
+    masked = []
+    whole = curtain.mask_text
+    monkeypatch.setattr(curtain, "mask_text", lambda text: masked.append(len(text)) or whole(text))
+    error = "first password=hunter2\n" + "Authorization: Bearer abc.def\n" * 200_000 + "ValueError: token=hunter3"
+    conn.execute("insert into redrive.jobs (kind, status, last_error) values ('mail', 'dead', %s)", (error,))
+    for path in ("/jobs/1", "/dead", "/jobs", "/dead/group?name=" + queue.groups.list()[0].id):
+        answer = page.get(path)
+        assert answer.status_code == 200
+        assert "hunter" not in answer.text
+        assert "abc.def" not in answer.text
+    assert "ValueError: token=***" in text(page.get("/jobs/1"))
+    assert max(masked) < 20_000
 
 
 def test_ten_thousand_kinds_make_no_huge_page(queue, conn, page):

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from redrive.job import Job
 
 
+ENDS = 10_000
+"""Characters of an error from which on its middle is left out where its gist is told."""
+
+
 @dataclass(frozen=True)
 class Curtain:
     """What hides secrets; it knows the kinds whose handlers are ``sensitive`` where the application is known."""
@@ -51,9 +55,20 @@ def text(value: str | None) -> str | None:
     return None if value is None else mask_text(value)
 
 
+def ends(error: str | None) -> str | None:
+    """Leave out the middle of a huge error, by whole lines: to mask megabytes takes seconds, and nobody reads them.
+
+    Of one huge line only the beginning is left: what comes after a cut has lost the name that tells a secret.
+    """
+    if error is None or len(error) <= ENDS:
+        return error
+    head = error[: ENDS // 4]
+    return f"{head.rpartition(chr(10))[0] or head}\n{error[-ENDS:].partition(chr(10))[2]}"
+
+
 def gist(error: str | None) -> str:
     """Give what an error says in a line: the end of a traceback, and the reason before it where redrive gave one."""
-    lines = [line.strip() for line in (text(error) or "").splitlines() if line.strip()]
+    lines = [line.strip() for line in (text(ends(error)) or "").splitlines() if line.strip()]
     if len(lines) > 1 and not lines[0].startswith("Traceback"):
         return f"{lines[0]}: {lines[-1]}"
     return lines[-1] if lines else ""

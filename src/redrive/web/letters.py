@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -70,7 +71,7 @@ def group(desk: Desk, request: Request) -> Page:
         "trends": TRENDS,
         "error": error,
         "sample": desk.curtain.failure(sample) if sample is not None else None,
-        "rows": [desk.curtain.job(row) for row in rows[:ROWS]],
+        "rows": [desk.curtain.job(replace(row, last_error=None)) for row in rows[:ROWS]],
         "after": rows[ROWS - 1].id if len(rows) > ROWS else None,
     }
     return Page("group.html", context)

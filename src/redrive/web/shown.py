@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from redrive import words
-from redrive.curtain import gist
+from redrive.curtain import ends, gist
 from redrive.job import moment
 from redrive.masking import mask_text
 
@@ -55,7 +55,7 @@ def environment() -> Environment:
         "rate": rate,
         "quoted": quoted,
     }
-    env.globals |= {"capped": capped, "masked": mask_text}
+    env.globals |= {"capped": capped, "masked": mask_text, "ends": ends}
     return env
 
 

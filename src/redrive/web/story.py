@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from redrive import store
 from redrive.audit import Audit
+from redrive.curtain import ends
 from redrive.job import Job
 from redrive.masking import mask_text
 from redrive.web import picture, shown
@@ -69,7 +70,7 @@ def job(desk: Desk, request: Request) -> Page:
     context = {
         "nav": "jobs",
         "id": int(text),
-        "job": desk.curtain.job(row) if row else None,
+        "job": desk.curtain.job(replace(row, last_error=ends(row.last_error))) if row else None,
         "history": list(reversed(history)),
         "left_out": len(newest) > SHOWN,
         "stretches": stretches,
