@@ -152,8 +152,9 @@ class Proxy:
                 if not link.application and APPLICATION in data:
                     link.application = data.split(APPLICATION, 1)[1].split(b"\0", 1)[0].decode()
                 self._pass()
-                if self._swallow and self._swallow[1] and link in self.of(self._swallow[0]):
-                    link.swallowing = self._swallow[1] in data
+                wanted = self._swallow  # taken once: another link's thread may be done with it meanwhile
+                if wanted and wanted[1] and link in self.of(wanted[0]):
+                    link.swallowing = wanted[1] in data
                 if not link.dead:
                     link.server.sendall(data)
             self._pass()
@@ -164,8 +165,9 @@ class Proxy:
         with self._told(link):
             while data := link.server.recv(CHUNK):
                 self._pass()
-                if self._swallow and self._swallow[2] and link in self.of(self._swallow[0]):
-                    link.swallowing = self._swallow[2] in data
+                wanted = self._swallow
+                if wanted and wanted[2] and link in self.of(wanted[0]):
+                    link.swallowing = wanted[2] in data
                 if link.swallowing:
                     self._swallow = None
                     link.cut()
