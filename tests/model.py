@@ -215,12 +215,11 @@ class Model:
             return "dead", "deadline: expires_at T comes before the next try"
         return "pending", None
 
-    def hand_back_strays(self, now: int, worker: str, known: set[int], age: int) -> list[int]:
+    def hand_back_strays(self, now: int, worker: str, known: set[int]) -> list[int]:
         strays = [
             row
             for row in self.rows.values()
             if row.status == "running" and row.locked_by == worker and row.id not in known
-            if row.locked_at is not None and row.locked_at <= now - age
         ]
         for row in strays:
             row.status, row.run_at, row.updated_at = "pending", now, now

@@ -270,7 +270,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
             "dead": 3e7,
         },
         "delete_finished": {"ids": ids, "shortest": 1.0},
-        "hand_back_strays": {"worker": "me", "known": ids, "age": 1.0},
+        "hand_back_strays": {"worker": "me", "known": ids},
         "cancel_requests": {"ids": ids, "claims": [1] * n, "worker": "me"},
         "renew_leases": {"ids": ids, "worker": "me"},
         "write_progress": {"ids": ids, "claims": [1] * n, "values": ["1"] * n, "worker": "me"},

@@ -107,7 +107,7 @@ OPERATIONS: dict[str, tuple[Step, ...]] = {
     # each other outcome is the same statement, and takes the same locks
     "retry": (finish(Retried(FAILURE, 0.0)),),
     "die": (finish(Died(FAILURE)),),
-    "hand back strays": (lambda _: named("hand_back_strays", "redrive", worker=W1, known=[], age=0.0),),
+    "hand back strays": (lambda _: named("hand_back_strays", "redrive", worker=W1, known=[]),),
     "reap": (lambda _: named("ownerless_holders", "redrive", own_name=OWN_NAME), reap),
     "bury": (lambda _: named("bury_hopeless", "redrive"),),
     "cancel": (cancel(1),),
@@ -273,7 +273,7 @@ BATCHES: dict[str, Step] = {
     "retry": finish(Retried(FAILURE, 0.0), ids=(1, 2, 3)),  # the writer sorts them
     "cancel": cancel(3, 1, 2),
     "reap": reap,
-    "strays": lambda _: named("hand_back_strays", "redrive", worker=W1, known=[], age=0.0),
+    "strays": lambda _: named("hand_back_strays", "redrive", worker=W1, known=[]),
 }
 
 

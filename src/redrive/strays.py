@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,10 @@ if TYPE_CHECKING:
     from redrive.connections import Control
     from redrive.job import Holder
 
-AUDIT_EVERY = 60.0
-AUDITS = 2
-"""A claim whose answer was lost may be committed after the look for strays, by a server that was slow: look again."""
-AUDIT_AGE = 45.0
-"""Age from which a job in nobody's hands is a stray for certain: more than the longest statement takes."""
+AGAIN_AFTER = (1.0, 5.0, 20.0, 60.0)
+"""Seconds after a claim without an answer at which to look again: a slow server may commit it after the first look."""
+SETTLE = 0.05
+"""Seconds between two lists of what is in this worker's hands: what a thread was just moving is in one of them."""
 
 
 class Strays:
@@ -29,16 +29,21 @@ class Strays:
         self._control = control
         self._holder = holder
         self._known = known
-        self._audits, self._audit_at = 0, float("inf")
+        self._looks: list[float] = []
+        """When to look again, monotonic seconds, the first last."""
 
     async def hand_back(self) -> None:
-        """Give them back, where there may be any."""
+        """Give them back, where there may be any. No claim of this worker's may be under way meanwhile."""
         now = time.monotonic()
-        if not self.in_doubt and now < self._audit_at:
+        if not self.in_doubt and not (self._looks and now >= self._looks[-1]):
             return
-        age = 0.0 if self.in_doubt else AUDIT_AGE
+        known = set(self._known())
+        await asyncio.sleep(SETTLE)
+        known.update(self._known())
         await self._control.run(
-            named("hand_back_strays", self._control.schema, worker=self._holder.name, known=self._known(), age=age)
+            named("hand_back_strays", self._control.schema, worker=self._holder.name, known=list(known))
         )
-        self._audits = AUDITS if self.in_doubt else self._audits - 1
-        self.in_doubt, self._audit_at = False, now + AUDIT_EVERY if self._audits > 0 else float("inf")
+        if self.in_doubt:
+            self.in_doubt, self._looks = False, [now + after for after in reversed(AGAIN_AFTER)]
+        else:
+            del self._looks[-1]

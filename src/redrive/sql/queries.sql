@@ -532,7 +532,6 @@ SET status = CASE WHEN superseded THEN 'failed' ELSE 'pending' END, attempts = g
     last_error = CASE WHEN superseded THEN 'cancelled: superseded by a job with the same key, enqueued while it ran' ELSE last_error END,
     locked_at = NULL, locked_by = NULL, updated_at = {clock}()
 WHERE status = 'running' AND locked_by = %(worker)s AND NOT id = ANY(%(known)s::bigint[])
-  AND locked_at <= {clock}() - make_interval(secs => %(age)s::float8)
 RETURNING id
 
 -- name: was_written
