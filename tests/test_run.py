@@ -466,7 +466,7 @@ class TestKinds:
             x: int
             y: int
 
-        @queue.handler("k", backoff=SOON)
+        @queue.handler("k", backoff=backoff.fixed(60))
         def newer(payload: New):
             raise AssertionError("called")
 
