@@ -531,3 +531,13 @@ class TestNothingIsOverlooked:
                 assert waited[lane] <= 2 * len(backlogs), (lane, waited)
             for lane in served:
                 waited[lane] = 0
+
+
+def test_heads_that_become_dearer_by_a_little_at_every_look_are_noticed_before_they_are_long():
+    """BL-01: what is compared with the last look alone is never dear, and grows until a worker does nothing else."""
+    lanes, now, took = Lanes(["k"]), 1000.0, 0.004
+    while lanes.heads_are_cheap:
+        plan = lanes.plan(10, lambda _kind: 10, now)
+        assert lanes.claimed(plan, [], took, now) == []
+        now, took = now + 0.015, took * 1.002
+        assert took < 0.02

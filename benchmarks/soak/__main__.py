@@ -113,7 +113,8 @@ def server(url: str | None) -> Iterator[str]:
 @contextlib.contextmanager
 def workers(dsn: str, notes: Path, count: int) -> Iterator[list[int]]:
     """Run worker processes as a user does, and stop them as an operator does."""
-    env = os.environ | {"DATABASE_URL": dsn, "SOAK_NOTES": str(notes), "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = os.environ | {"DATABASE_URL": dsn, "SOAK_NOTES": str(notes), "PYTHONPATH": path}
     command = [sys.executable, "-m", "redrive", "worker", APPLICATION]
     log = notes / "workers.log"
     with log.open("wb") as out:

@@ -32,6 +32,8 @@ MOST_PIECES = 500
 DEAR = 0.005
 """Seconds beyond a worker's quickest looks that make a look from the head a dear one; a job that it brings counts as
 a fiftieth of that."""
+DOUBLED_AFTER = 300.0
+"""Seconds in which what is remembered as the quickest claim doubles: the server may be another by now."""
 STRIKES = 3
 SWEEP_EVERY = 1.0
 """Seconds after which rich lanes too are looked at from their heads, where that is cheap."""
@@ -125,13 +127,11 @@ class Lanes:
         self._kinds = list(kinds)
         self._lanes: dict[Key, Lane] = {}
         self._turn: deque[Key] = deque()
-        self._quickest = float("inf")
+        self._quickest, self._quickest_at = float("inf"), 0.0
         self._behind: deque[tuple[Lane, Piece]] = deque()
         self._reach = 1
         self._clock = float("inf")
         """Monotonic seconds less those of the database's clock."""
-        self._singly = 0
-        """Pieces that are yet to be looked at one by one."""
         self._owed = 0  # jobs since a starving lane had its share
         self._served = 0  # lanes whose turn the last claim has used up
         self._spent = 0.0
@@ -242,7 +242,7 @@ class Lanes:
             self._judge(took, len(jobs), now)
         if plan.whole and self.heads_are_cheap:
             self.swept_until = now + SWEEP_EVERY
-        self._quickest = min(took, self._quickest * 1.02)
+        self._remember_quickest(took, now)
         found = _by_lanes(jobs)
         ordered: list[ClaimedJob] = []
         full = len(jobs) >= plan.limit
@@ -273,14 +273,17 @@ class Lanes:
         if self.heads_are_cheap or now < self.swept_until:
             return None
         if not self._behind:
-            self._reach = 1  # the last round ended where little is dead; the head, where most is, is not like that
             by_priority = sorted(self._lanes.values(), key=lambda lane: (lane.kind in self.limits, lane.priority))
             self._behind.extend((lane, piece) for lane in by_priority for piece in lane.trail.pieces())
         if not self._behind:
             return None  # nothing was claimed as yet, and no survey has said how far there is nothing
         few = [self._behind.popleft()]
+        if _is_long_from(*few[0]):
+            self._reach = 1  # what came before says nothing of its head, where most is dead
         limited = few[0][0].kind in self.limits
         while len(few) < self._reach and self._behind and (self._behind[0][0].kind in self.limits) == limited:
+            if _is_long_from(*self._behind[0]):
+                break
             few.append(self._behind.popleft())
         quotas = [max(1, min(limit, share(lane.kind))) for lane, _ in few]
         starts, ends = [piece[0] for _, piece in few], [piece[1] for _, piece in few]
@@ -317,20 +320,24 @@ class Lanes:
         return limited and self.limits.until(lane.kind) <= now if lane.kind in self.limits else not limited
 
     def _learn_reach(self, few: Sequence[tuple[Lane, Piece]], took: float) -> None:
-        """Look at more pieces at once, or at fewer; which of several was the dear one, the next looks will tell."""
+        """Look at more pieces at once, or at half as many, down to the one that is dear, which is split."""
         dear = self._dear_from(0)
         if took > 4 * dear and len(few) > 1:
             self._behind.extendleft(reversed(few))
-            self._reach, self._singly = 1, len(few)
+            self._reach = len(few) // 2
             return
         if took > dear and len(few) == 1:
             lane, piece = few[0]
             lane.trail.split(piece)
         if took > dear:
             self._reach = max(1, self._reach // 2)
-        elif not self._singly and took < dear / 2:
-            self._reach = min(MOST_PIECES, self._reach + 1)
-        self._singly = max(0, self._singly - 1)
+        elif took < dear / 2:
+            self._reach = min(MOST_PIECES, self._reach + max(1, self._reach // 4))
+
+    def _remember_quickest(self, took: float, now: float) -> None:
+        """Forget by time and not by claims: what gets dearer from claim to claim must not be its own measure."""
+        doublings = min(100.0, max(0.0, now - self._quickest_at) / DOUBLED_AFTER)
+        self._quickest, self._quickest_at = min(took, self._quickest * 2**doublings), now
 
     def _judge(self, took: float, jobs: int, now: float) -> None:
         """Stop looking from the heads once that was dear three times running: once, it may have been a busy machine."""
@@ -353,6 +360,10 @@ class Lanes:
         lane = self._lanes[key] = Lane(*key, rich=rich, seen=now)
         self._turn.append(key)
         return lane
+
+
+def _is_long_from(lane: Lane, piece: Piece) -> bool:
+    return piece[0] is HEAD and lane.trail.is_long
 
 
 def _most_promising(ordered: Sequence[Lane]) -> list[Lane]:

@@ -14,6 +14,8 @@ Point = tuple[int, int]
 HEAD: Point = (-(2**63), -(2**63))
 LOOK_BACK = 2_000_000
 """Microseconds behind the mark from which a claim starts where the lane isn't known to hold more."""
+LONG = 8
+"""Points from which a way is a long one, of which the head has more dead than the end."""
 STRIDE = 2000
 """Jobs claimed from one point to the next."""
 STRIDES_BACK = 5
@@ -36,6 +38,11 @@ class Trail:
     def mark(self) -> Point:
         """The last: everything that was visible up to there is claimed."""
         return self._points[-1]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has many pieces."""
+        return len(self._points) > LONG
 
     def advance(self, to: Point, jobs: int) -> None:
         """Move the mark to *to*, *jobs* further; it never goes back."""
