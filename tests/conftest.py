@@ -18,8 +18,10 @@ from hypothesis import settings
 from psycopg.conninfo import conninfo_to_dict
 
 import support
+from chaos.keeper import shared
 from chaos.pooler import pooler
-from chaos.programs import find_pgbouncer
+from chaos.programs import find_pgbouncer, find_rabbitmq
+from chaos.rabbit import Broker, Rabbit
 from chaos.server import OwnServer
 from redrive.dev_server import DevServer
 
@@ -30,6 +32,7 @@ collect_ignore = ["djangos"]
 """A process has one Django: test_django runs these in a process of their own, with a conftest of their own."""
 
 GIVEN_URL = os.environ.get("DATABASE_URL")
+RUN = (os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex)[:12]
 BINARIES = Path(os.environ["REDRIVE_PG_BIN"]) if os.environ.get("REDRIVE_PG_BIN") else None
 SETTINGS = {
     "log_line_prefix": "%m [%p] %d %a ",  # support.ServerLog reads the database's name from it
@@ -73,8 +76,7 @@ def server() -> Iterator[DevServer | None]:
     if GIVEN_URL:
         yield None
         return
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
-    directory = support.clusters() / f"redrive-tests-{run[:12]}"
+    directory = support.clusters() / f"redrive-tests-{RUN}"
     with DevServer(directory, keep=False, bindir=BINARIES, settings=SETTINGS) as started:
         if not started.attached:
             support.cheap_logins(started.url)
@@ -192,3 +194,34 @@ def pgbouncer(pgbouncer_program: str, db: str) -> Iterator[str]:
     """A DSN of `db` through pgbouncer in transaction mode with two server connections."""
     with pooler(pgbouncer_program, db) as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_scripts() -> Path:
+    """The directory of RabbitMQ's scripts, installed if need be and possible."""
+    pytest.importorskip("aio_pika", reason="the extra amqp is not installed")
+    scripts = find_rabbitmq()
+    if scripts is None:
+        pytest.skip("no RabbitMQ here, and no root with apt-get to install it")
+    return scripts
+
+
+@pytest.fixture(scope="session")
+def rabbit(rabbitmq_scripts: Path) -> Iterator[Broker]:
+    """The run's RabbitMQ, which all workers of pytest-xdist share: not to be stopped, killed or alarmed."""
+    with shared(rabbitmq_scripts, support.clusters() / f"redrive-rabbit-{RUN}") as broker:
+        yield broker
+
+
+@pytest.fixture
+def vhost(rabbit: Broker) -> Iterator[str]:
+    """The AMQP URL of a virtual host of the test's own."""
+    with rabbit.vhost() as url:
+        yield url
+
+
+@pytest.fixture
+def own_rabbit(rabbitmq_scripts: Path) -> Iterator[Rabbit]:
+    """A RabbitMQ to stop, kill and alarm. A start takes 8 s of one core: for what a proxy before `rabbit` can't do."""
+    with Rabbit(rabbitmq_scripts, within=support.clusters()) as started:
+        yield started
