@@ -95,6 +95,10 @@ class Settings:
     """Other limits than the default, as in oldest_due=10m,dead_rate=5%,-worker."""
     alert_digest: str = "08:00"
     """When the day's digest is sent, as 08:00 Europe/Berlin; in UTC without a zone, and off for none."""
+    broker_url: str = field(default="", repr=False)  # as database_url
+    """The RabbitMQ to which the relay and direct=True send jobs, as amqp://user:password@host:5672/vhost."""
+    broker_management_url: str = field(default="", repr=False)  # as database_url
+    """RabbitMQ's management API, by which it is seen what is there, as http://user:password@host:15672."""
     exit_on_db_loss: float = 0.0
     """End the worker when the database has been away this long; 0 waits for ever."""
 
