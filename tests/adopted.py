@@ -10,7 +10,7 @@ from psycopg.sql import SQL, Identifier
 
 from redrive.adopt.bridge import Plan, Wanted, connect
 from redrive.adopt.mapping import parse
-from shapes_of_tables import MAIL_JOBS_MAP, SHAPES
+from shapes_of_tables import MAIL_JOBS_MAP, SHAPES, UUIDS
 
 EARLY = "2020-01-01T00:00:00+00:00"
 LATER = "2999-01-01T00:00:00+00:00"
@@ -159,6 +159,7 @@ def adopt(
 
 def make(conn: psycopg.Connection, *tables: str) -> None:
     """Make tables of these shapes."""
+    conn.execute(UUIDS.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))
     for table in tables:
         conn.execute(SHAPES[table])
 

@@ -40,6 +40,7 @@ SUITE = (
     "model",
     "fuzz",
     "cli_mend",
+    "adopt_bridge",
 )
 POOLED = ("pooler", "guarantees")
 

@@ -121,6 +121,97 @@ class TestIn:
         conn.execute("UPDATE mail_simple SET subject = 'touched again'")
         assert len(jobs(conn)) == 1
 
+    def test_a_statement_for_very_many_rows_is_one_for_us_after_one_of_a_single_row(self, conn):
+        """What is planned for one row is what goes on for ten thousand; and the rows are spilt to disk."""
+        make(conn, "mail_simple")
+        conn.execute("INSERT INTO mail_simple (status) SELECT 'sent' FROM generate_series(1, 10000)")
+        adopt(conn, "mail_simple")
+        for _ in range(7):
+            conn.execute("UPDATE mail_simple SET status = 'queued' WHERE id = 1")
+            conn.execute("UPDATE mail_simple SET status = 'sent' WHERE id = 1")
+        conn.execute("SET work_mem = '64kB'")
+        conn.execute("SET statement_timeout = '20s'")
+        conn.execute("UPDATE mail_simple SET status = 'queued' WHERE id % 2 = 0")
+        found = conn.execute(
+            "select count(*), count(distinct metadata), bool_and((metadata #>> '{adopted,row}')::int % 2 = 0)"
+            " from redrive.jobs where metadata #>> '{adopted,row}' <> '1'"
+        )
+        assert found.fetchone() == (5000, 5000, True)
+
+    def test_keys_that_go_from_row_to_row_take_their_jobs_with_them(self, conn):
+        make(conn, "mail_simple")
+        adopt(conn, "mail_simple")
+        insert(conn, "mail_simple", 3)
+        conn.execute("ALTER TABLE mail_simple DROP CONSTRAINT mail_simple_pkey, ADD PRIMARY KEY (id) DEFERRABLE")
+        conn.execute("UPDATE mail_simple SET status = 'sent' WHERE id = 2")
+        conn.execute("UPDATE mail_simple SET id = 4 - id, subject = 'was ' || id")
+        found = conn.execute(
+            "select m.id, m.subject, j.id from mail_simple m"
+            " join redrive.jobs j on j.metadata #>> '{adopted,row}' = m.id::text"
+            " join redrive.adopted_rows r on r.job = j.id and r.row_key = m.id::text order by j.id"
+        ).fetchall()
+        assert found == [(3, "was 1", 1), (2, "was 2", 2), (1, "was 3", 3)]
+
+    def test_a_row_that_goes_to_another_partition_takes_its_job_with_it(self, conn):
+        make(conn, "mail_simple")
+        conn.execute("ALTER TABLE mail_simple RENAME TO plain")
+        conn.execute(
+            "CREATE TABLE mail_simple (LIKE plain INCLUDING DEFAULTS, PRIMARY KEY (id)) PARTITION BY RANGE (id)"
+        )
+        conn.execute("CREATE TABLE low PARTITION OF mail_simple FOR VALUES FROM (0) TO (100)")
+        conn.execute("CREATE TABLE high PARTITION OF mail_simple DEFAULT")
+        adopt(conn, "mail_simple")
+        conn.execute("INSERT INTO mail_simple (id, status) VALUES (1, 'queued'), (2, 'sent')")
+        conn.execute("UPDATE mail_simple SET id = id + 100, status = 'queued'")
+        found = "select id, metadata #>> '{adopted,row}' from redrive.jobs order by id"
+        assert conn.execute(found).fetchall() == [(1, "101"), (2, "102")]
+
+    def test_what_a_trigger_of_the_table_does_to_other_rows_while_ours_is_written_is_seen(self, conn, queue):
+        ran = []
+        queue.handler("work")(lambda payload: ran.append(payload["id"]))
+        make(conn, "mail_simple")
+        adopt(conn, "mail_simple", document=map_of("mail_simple", payload={"form": "row"}))
+        conn.execute(
+            "CREATE FUNCTION next_one() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " UPDATE public.mail_simple SET status = 'queued' WHERE id = NEW.id + 1; RETURN NULL; END $$;"
+            "CREATE TRIGGER chain AFTER UPDATE ON mail_simple FOR EACH ROW"
+            " WHEN (NEW.status = 'sent' AND OLD.status <> 'sent') EXECUTE FUNCTION next_one()"
+        )
+        conn.execute("INSERT INTO mail_simple (status) VALUES ('queued'), ('after 1'), ('after 2')")
+        drain(queue)
+        assert ran == [1, 2, 3]
+
+    def test_where_a_term_of_the_map_fails_for_one_row_those_beside_it_are_made_jobs_later(self, conn):
+        make(conn, "mail_simple")
+        rule = {"column": "status", "values": ["queued"], "where": "1 / length(subject) >= 0"}
+        adopt(conn, "mail_simple", document=map_of("mail_simple", runnable=rule))
+        conn.execute("INSERT INTO mail_simple (subject, status) VALUES ('a', 'new'), ('', 'new'), ('c', 'new')")
+        conn.execute("UPDATE mail_simple SET status = 'queued'")
+        assert jobs(conn) == []
+        round_(conn)
+        assert conn.execute("select metadata #>> '{adopted,row}' from redrive.jobs order by id").fetchall() == [
+            ("1",),
+            ("3",),
+        ]
+        assert [(state, "22012" in str(note)) for state, _, note in remembered(conn)] == [
+            ("waiting", False),
+            ("new", True),
+            ("waiting", False),
+        ]
+
+    def test_an_upsert_is_an_insert_for_some_rows_and_an_update_for_others(self, conn):
+        make(conn, "mail_simple")
+        adopt(conn, "mail_simple")
+        conn.execute("INSERT INTO mail_simple (id, status) VALUES (1, 'sent'), (2, 'sending')")
+        conn.execute(
+            "INSERT INTO mail_simple (id, status) VALUES (1, 'queued'), (2, 'sent'), (3, 'queued')"
+            " ON CONFLICT (id) DO UPDATE SET status = EXCLUDED.status"
+        )
+        assert conn.execute("select metadata #>> '{adopted,row}' from redrive.jobs order by 1").fetchall() == [
+            ("1",),
+            ("3",),
+        ]
+
     def test_the_time_and_the_key_of_a_row_that_waits_can_be_changed(self, conn):
         make(conn, "mail_jobs")
         adopt(conn, "mail_jobs")

@@ -33,7 +33,11 @@ def test_a_table_is_connected_shown_filled_and_disconnected(db, conn, map_file):
     assert "CREATE TRIGGER" in script
     assert redrive(db, "adopt", "status").stderr == "no table is connected\n"
     assert "is connected: rows that come to wait" in redrive(db, "adopt", "connect", "mail_jobs", "--map", path).stdout
-    assert "is connected already" in complaint(redrive(db, "adopt", "connect", "mail_jobs", "--map", path, code=2))
+    said = complaint(redrive(db, "adopt", "connect", "mail_jobs", "--map", path, code=1))
+    assert "is connected already" in said
+    assert "there is nothing to do" in said
+    said = complaint(redrive(db, "adopt", "connect", "mail_jobs", "--map", path, "--legacy-stopped", code=1))
+    assert "in another way" in said
     found = answer(db, "adopt", "backfill", "mail_jobs")
     rows = {each["bucket"]: each["rows"] for each in found["buckets"]}
     assert rows["stuck"] > 0

@@ -206,6 +206,8 @@ def test_a_pooler_is_known_as_one(db, pgbouncer):
 def test_due_jobs_that_no_worker_knows_are_found(db, conn, queue):
     insert(conn, "export\x1b[2J")
     assert one(db, queue, "kinds").remedy == "redrive worker app.jobs:queue"
+    queue.worker_command = "python manage.py redrive worker"  # of a Django project
+    assert one(db, queue, "kinds").remedy == "python manage.py redrive worker"
     conn.execute(WORKER, {"name": "a", "host": "h", "skew": 0.0, "pid": None})
     found = one(db, queue, "kinds")
     assert (found.level, found.evidence["due"]) == ("bad", 1)

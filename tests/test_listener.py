@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 import psycopg
 import pytest
@@ -221,10 +222,11 @@ def test_more_work_than_one_can_take_wakes_another_and_another(db, conn, nap):
 
 def beat_with_ears(conn, inside):
     """Whom to wake is known from the workers' rows, which are as old as their last beat."""
+    now = conn.execute("select clock_timestamp()").fetchone()[0]
     for worker in inside.workers:
         worker.heartbeat._beat_at = 0.0
-    known = "select count(*) from redrive.workers where listener_pid is not null"
-    wait_for(lambda: conn.execute(known).fetchone()[0] == len(inside.workers))
+    known = "select count(*) from redrive.workers where listener_pid is not null and heartbeat_at > %s"
+    wait_for(lambda: conn.execute(known, [now]).fetchone()[0] == len(inside.workers))
 
 
 def test_what_the_sentry_does_not_know_wakes_one_who_does(db, conn, woken):
@@ -253,6 +255,29 @@ def test_a_sentry_that_becomes_busy_hands_on_its_watch(db, conn, nap):
         wait_for(lambda: sentries(conn) and sentries(conn) != first, 10)
         insert(conn, "nap")
         wait_for(lambda: states(conn) == {"running": 2}, 1)
+        nap.end()
+
+
+def counted(conn, found, state, count):
+    return conn.execute(found, [state]).fetchone() == (count,)
+
+
+def test_a_sentry_that_becomes_busy_hands_on_its_watch_however_lately_it_has_woken_another(db, conn, nap, monkeypatch):
+    """Else nobody watched until a poll; the pause between two calls is for those behind whom somebody watches."""
+    monkeypatch.setattr("redrive.producer.WAKE_EVERY", 3600.0)
+    queues = [Queue(db, poll=RARELY, lease=30, concurrency=1) for _ in range(2)]
+    for queue in queues:
+        queue.handler("nap")(nap)
+        queue.handler("job")(lambda payload: None)
+    with Inside(*queues) as inside:
+        asleep(conn)
+        found = "select count(*) from redrive.jobs where status = %s"
+        for kind, state, counts in (("job", "succeeded", (1, 2)), ("nap", "running", (1, 2))):
+            beat_with_ears(conn, inside)
+            for count in counts:
+                wait_for(lambda: sentries(conn), 2)
+                insert(conn, kind)
+                wait_for(partial(counted, conn, found, state, count), 2)
         nap.end()
 
 

@@ -263,7 +263,7 @@ def _kinds(patient: Patient) -> None:
     with patient.reading() as conn:
         now = figures.look(patient.queue, conn)
     if not now.alive and any(depth.due for depth in now.depths):
-        patient.bad("no worker is alive, and jobs are due", "redrive worker app.jobs:queue")
+        patient.bad("no worker is alive, and jobs are due", patient.queue.worker_command)
         return
     by_kind = {depth.kind: depth for depth in now.depths}
     for kind in now.unknown:

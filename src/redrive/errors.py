@@ -14,6 +14,7 @@ What redrive raises::
     ├── UnknownRequeue                 nothing is or was sent back under that number
     ├── UnknownSubscription            the kind has no subscription to the topic
     ├── UnknownAdoption                no table of that name is connected
+    ├── AlreadyAdopted                 the table is connected already
     ├── NoDatabase                     no connection string anywhere
     ├── LeaseLost                      the job now belongs to somebody else
     └── HandlerCrashed                 the child process of an isolated handler died under its job
@@ -108,6 +109,10 @@ class UnknownSubscription(RedriveError):
 
 class UnknownAdoption(RedriveError):
     """No table of that name is connected: `redrive adopt status` shows those that are."""
+
+
+class AlreadyAdopted(RedriveError):
+    """The table is connected already: `redrive adopt status` shows how; `redrive adopt undo` ends that."""
 
 
 class NoDatabase(RedriveError):

@@ -41,6 +41,8 @@ class Listener(Service):
         super().__init__(database)
         self.hears = False
         self.sentry = False
+        self.watched = False
+        """Whether it has been the sentry since it fell asleep, and has not handed that on."""
         self.pid: int | None = None
         """The backend of the listening session, for peers to end it when this worker is frozen."""
         self.on_wake: Callable[[], None] = lambda: None
@@ -81,6 +83,7 @@ class Listener(Service):
 
     async def doze(self) -> None:
         """Become the sentry, unless another is: a failed try may have met an INSERT's passing probe, so try thrice."""
+        self.watched = self.sentry
         for attempt in range(LOCK_TRIES):
             if not self.hears or self.sentry:
                 return
@@ -92,12 +95,13 @@ class Listener(Service):
     async def rise(self) -> None:
         """Let go of the sentry's lock."""
         if self.sentry:
-            self.sentry = False
+            self.sentry, self.watched = False, True
             await self._tolerantly(named("leave_sentry", self._control.schema))
 
     async def wake_another(self, *, kinds: Sequence[str], other_kinds: bool) -> None:
         """Wake one other worker with free slots, or one that knows kinds which this one does not."""
         schema = self._control.schema
+        self.watched = self.watched and other_kinds
         asked = named("wake_another", schema, worker=self._worker, kinds=list(kinds), other_kinds=other_kinds)
         for row in await self._tolerantly(asked):
             await self._tolerantly(named("notify", schema, channel=channel(schema, row.name), message=""))

@@ -374,15 +374,15 @@ class Producer(Service):
 
     async def _let_another_watch(self, *, full: bool = False) -> None:
         """A sentry without room would be woken for nothing: let go of the lock, and wake one that may take it."""
-        full = full or self._listener.sentry
         await self._listener.rise()
-        if full:
+        if full or self._listener.watched:
             await self._wake_other(other_kinds=False)
 
     async def _wake_other(self, *, other_kinds: bool) -> None:
         """There is more than this worker can take, or something that it can't: wake one other that sleeps."""
         now = time.monotonic()
-        if not self._listener.hears or now - self._woke_other_at < WAKE_EVERY:
+        sure = self._listener.watched and not other_kinds  # nobody else watches, so a job may wait for that
+        if not self._listener.hears or (now - self._woke_other_at < WAKE_EVERY and not sure):
             return
         self._woke_other_at = now
         await self._listener.wake_another(kinds=self._kinds, other_kinds=other_kinds)

@@ -50,6 +50,9 @@ class Queue(Publisher):
         InvalidOption: for an unknown option, or a value that makes no sense.
     """
 
+    worker_command = "redrive worker app.jobs:queue"
+    """How a worker is started in this kind of project, for messages that say so."""
+
     def __init__(self, database_url: str | None = None, *, classify: Classify | None = None, **settings: Any) -> None:
         super().__init__(load({"database_url": database_url, **settings}), classify)
         self.schedules = Schedules(self)

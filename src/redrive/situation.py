@@ -105,6 +105,7 @@ class Reading:
     settings: Settings
     timeouts: Mapping[str, float] = field(default_factory=dict)
     """The timeout of each kind whose handler is known, in seconds."""
+    worker_command: str = "redrive worker"
 
     def statement(self, name: str, **params: Any) -> Statement[Any]:
         """Make a statement of this installation."""
@@ -197,7 +198,7 @@ def working(reading: Reading) -> Part:
     workers = part.read(reading.ask, "workers", store.workers(reading.settings.schema))
     alive = [worker for worker in workers if worker.alive]
     if not alive and not part.unknown:
-        part.found("bad", "no worker is alive: start one with redrive worker app.jobs:queue")
+        part.found("bad", f"no worker is alive: start one with {reading.worker_command}")
     for worker in workers:
         if worker.alive and worker.problem:
             part.found("bad", f"worker {worker.name}: {mask_text(worker.problem)}")

@@ -198,6 +198,7 @@ class Case(TestCase):
         assert self.client.get("/desk/static/desk.css").status_code == 200
 
     def test_the_desk_shows_its_pages_and_acts_for_the_projects_user(self):
+        assert "start one with python manage.py redrive worker" in self.page("/desk/")
         page = self.page("/desk/kinds")
         assert "boss" in page
         [token] = set(re.findall(r'name="token" value="([^"]+)"', page))

@@ -22,7 +22,7 @@ from redrive.adopt.look import ANYWHERE, look
 from redrive.adopt.mapping import Mapping, parse
 from redrive.adopt.pieces import Pieces
 from redrive.adopt.proof import prove
-from redrive.errors import InvalidOption, UnknownAdoption
+from redrive.errors import AlreadyAdopted, InvalidOption, UnknownAdoption
 from redrive.sql import compose, query, text_of
 from redrive.statements import Statement, named, run
 
@@ -95,6 +95,31 @@ class Plan:
         first = [self.index_statement()] if self.wanted.index else []
         return pieces.spoken([*first, *statements(made, self.wanted)])
 
+    def half_done(self, conn: psycopg.Connection[Any]) -> Pieces:
+        """Give the pieces of this very adoption, where connecting was broken off.
+
+        Raises:
+            AlreadyAdopted: where it was not, or the map or the way is another.
+        """
+        adoption = demand(conn, self.schema, self.mapping.table)
+        mapping, wanted = parse(adoption.map), self.wanted
+        how = (adoption.by_trigger, adoption.by_sweep, adoption.beside)
+        same = mapping == self.mapping and how == (wanted.by_trigger, wanted.by_sweep, self.beside)
+        if same and not adoption.ready and adoption.ending_at is None:
+            return Pieces(self.schema, adoption.id, mapping, self.table, beside=self.beside)
+        undo = f"`redrive adopt undo {adoption.name}`"
+        if adoption.ending_at is not None:
+            raise AlreadyAdopted(f"{adoption.name} is half undone: say {undo} again, and connect it then")
+        state = "is connected already" if adoption.ready else "was being connected, which was broken off"
+        raise AlreadyAdopted(
+            f"{adoption.name} {state}, since {adoption.since:%Y-%m-%d %H:%M %Z} and "
+            + (
+                "in this very way: there is nothing to do"
+                if same
+                else f"in another way: to change it, say {undo} first"
+            )
+        )
+
     @property
     def index_name(self) -> str:
         """The name of the index that the sweep would get."""
@@ -124,14 +149,14 @@ def connect(
 
     The connection is ours, in autocommit mode.
 
+    Where an earlier call with the same map was broken off half way, this one goes on from there.
+
     Raises:
-        InvalidOption: where it is connected already.
+        AlreadyAdopted: where it is connected.
         psycopg.Error: where the role may not; nothing is left of it then.
     """
     schema, mapping, wanted = plan.schema, plan.mapping, plan.wanted
-    made_index = plan.index_name if wanted.index and plan.needs_index() else None
-    if made_index is not None:
-        _say(conn, plan.index_statement())
+    made_index = _index(conn, plan) if wanted.index else None
     given = {
         "name": mapping.table,
         "table": plan.table.oid,
@@ -149,9 +174,7 @@ def connect(
             _say(conn, query("adopt_lock_timeout", schema))
             rows = run(conn, named("begin_adoption", schema, **given))
             if not rows:
-                raise InvalidOption(
-                    f"{mapping.table} is connected already: see `redrive adopt status`; to change how, undo it first"
-                )
+                return plan.half_done(conn)
             made = Pieces(schema, rows[0].id, mapping, plan.table, beside=plan.beside)
             for statement in statements(made, wanted):
                 _say(conn, statement)
@@ -160,16 +183,22 @@ def connect(
             return made
 
     made = patiently(make, tries=LOCK_TRIES if patient else 1)
-    held = _hold(conn, made) if wanted.by_sweep else 0
-    run(conn, named("ready_adoption", schema, id=made.adoption))
-    return {"id": made.adoption, "held": held, "taken": _catch_up(conn, made)}
+    ready = named("ready_adoption", schema, id=made.adoption)
+    held = 0
+    if wanted.by_sweep:  # it is ready as soon as it can tell the old rows, and finds the others by itself
+        with conn.transaction():
+            held = _hold(conn, made)
+            run(conn, ready)
+    taken = _catch_up(conn, made)
+    run(conn, ready)
+    return {"id": made.adoption, "held": held, "taken": taken}
 
 
 def statements(made: Pieces, wanted: Wanted) -> list[Composed]:
     """Give what makes the bridge. The table's own triggers come last, for the sake of the lock that they take."""
     found = [*made.functions(), made.composed("adopt_rights"), made.composed("adopt_trigger_of_job")]
     if wanted.by_trigger:
-        found += [made.composed("adopt_trigger_inserted"), made.trigger_on_update()]
+        found += [made.composed("adopt_trigger_inserted"), made.composed("adopt_trigger_updated")]
     return found
 
 
@@ -214,6 +243,8 @@ def troubles(adoption: Any, found: list[Any]) -> list[str]:
     said = (
         [f"{adoption.name} is gone: `redrive adopt undo {adoption.name}` takes the rest away"] if adoption.gone else []
     )
+    if not adoption.ready and adoption.ending_at is None:
+        said.append("connecting it was broken off, or is not at its end yet: say `redrive adopt connect` again")
     # that of the jobs, and two on the table
     if not adoption.gone and adoption.ending_at is None and adoption.triggers < 1 + 2 * adoption.by_trigger:
         said.append("a trigger is gone or disabled: undo it and connect it again")
@@ -291,6 +322,19 @@ def patiently(work: Any, *, tries: int = LOCK_TRIES) -> Any:
                 raise
             time.sleep(LOCK_PAUSE)
     raise AssertionError
+
+
+def _index(conn: psycopg.Connection[Any], plan: Plan) -> str | None:
+    """Make the sweep's index, where it needs one; gives the name of ours, though an earlier try may have made it."""
+    there = {index.name: index.valid for index in plan.table.indexes}.get(plan.index_name)
+    if there is None and not plan.needs_index():
+        return None
+    if there is False:  # CONCURRENTLY was broken off
+        where = Identifier(plan.table.schema, plan.index_name)
+        _say(conn, compose(text_of("adopt_drop_index"), plan.schema, index=where))
+    if not there:
+        _say(conn, plan.index_statement())
+    return plan.index_name
 
 
 def _hold(conn: psycopg.Connection[Any], made: Pieces) -> int:

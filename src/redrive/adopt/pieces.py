@@ -70,10 +70,6 @@ class Pieces:
         """Give what success sets of a row."""
         return COMMA.join(self._sets(self.mapping.succeeded))
 
-    def trigger_on_update(self) -> Composed:
-        """Give the statement that makes the trigger for rows that come to wait."""
-        return self.composed("adopt_trigger_updated", when=self._comes_to_wait())
-
     # -- how
 
     def _key(self) -> dict[str, Composable]:
@@ -96,6 +92,7 @@ class Pieces:
             "is_dead": self._is(mapping.dead) or never,
             "kind": _part("adopt_text", column=kind),
             "due": due,
+            "due_column": never if mapping.due is None else column(mapping.due),
             "priority": self._priority(),
             "most": terms.most(mapping),
             "tries": Literal(0) if tries is None else _part("adopt_tries", column=column(tries)),
@@ -163,21 +160,6 @@ class Pieces:
         found = self.table.column(payload.columns[0])
         name = "adopt_payload_bytes" if found and found.base == "bytea" else "adopt_payload_json"
         return _part(name, column=column(payload.columns[0]))
-
-    def _comes_to_wait(self) -> Composable:
-        """Say when an UPDATE of a row is any business of ours.
-
-        What our own writes do is none: they say which row they are about to write.
-        """
-        mapping, key = self.mapping, self.mapping.key
-        parts = {"new_key": column(key, "new"), "old_key": column(key, "old"), "adoption": Literal(self.adoption)}
-        if mapping.runnable.where is not None:  # its columns are bare, and a WHEN has two rows
-            return _part("adopt_when_changed", **parts)
-        due: Composable = SQL(text_of("adopt_never"))
-        if mapping.due is not None:
-            due = _part("adopt_when_due", old=column(mapping.due, "old"), new=column(mapping.due, "new"))
-        waits = {name: terms.runnable(mapping, name) for name in ("new", "old")}
-        return _part("adopt_when_waits", **parts, due=due, **waits)
 
     def _is(self, write: Write) -> Composable | None:
         """Say that a row is as *write* leaves it, as far as that can be told."""

@@ -84,7 +84,7 @@ def _trouble(error: Exception, schema: str) -> Trouble | None:
     if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.InvalidMap | errors.UnknownKind):
         return Misused(_line(error, ours=True))
     unknown = errors.UnknownSchedule | errors.UnknownGroup | errors.UnknownRequeue
-    if isinstance(error, unknown | errors.UnknownSubscription | errors.UnknownAdoption):
+    if isinstance(error, unknown | errors.UnknownSubscription | errors.UnknownAdoption | errors.AlreadyAdopted):
         return Trouble(_line(error, ours=True))
     if isinstance(error, errors.RedriveError):
         return Trouble(_line(error))

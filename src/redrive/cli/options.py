@@ -7,6 +7,7 @@ goes over the environment, what is typed goes over both, in every command alike.
 from __future__ import annotations
 
 import getpass
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -97,6 +98,8 @@ def operator() -> str:
 
 
 def worker_command() -> str:
-    """Say how a worker is started from here: manage.py knows the application."""
+    """Say how a worker is started from here: manage.py knows the application, and REDRIVE_APP names it."""
     here = click.get_current_context().find_root().info_name or ""
-    return f"python {here} worker" if here.startswith("manage.py") else "redrive worker app.jobs:queue"
+    if here.startswith("manage.py"):
+        return f"python {here} worker"
+    return "redrive worker" if os.environ.get("REDRIVE_APP") else "redrive worker app.jobs:queue"

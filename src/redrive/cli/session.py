@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redrive.cli.exits import told
-from redrive.cli.options import connected
+from redrive.cli.options import connected, worker_command
 from redrive.cli.screen import ALWAYS, NEVER
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def session(database_url: str | None, schema: str | None) -> Iterator[Session]:
     from redrive.statements import named
 
     queue = connected(database_url, schema)
+    queue.worker_command = worker_command()
     with told(queue.schema), _connect(queue.settings.database_url) as conn:
         demand_migrated(installed(conn, queue.schema), queue.schema)
         _read_everything(conn)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from redrive.settings import Settings
 
 
+WORKER = "python manage.py redrive worker"
+
+
 class DjangoQueue(Queue):
     """Jobs in one of the project's databases.
 
@@ -39,6 +42,7 @@ class DjangoQueue(Queue):
     """
 
     imported_first = ("redrive.django.project",)
+    worker_command = WORKER
 
     def __init__(self, alias: str, **settings: Any) -> None:
         self.alias = alias
@@ -223,4 +227,5 @@ def plain_queue(alias: str = "") -> Queue:
     found = options()
     plain = Queue(url(alias or found.database), **found.settings)
     plain.handlers = project_queue().handlers
+    plain.worker_command = WORKER
     return plain

@@ -3575,43 +3575,77 @@ EXCEPTION WHEN OTHERS THEN
 END $redrive$
 
 -- name: adopt_updated
--- Once a row, and only where its trigger's WHEN says so: it waits and did not before, it is due at another time, or it has
--- another key.
+-- Once a statement, for all its rows. Of business are those that wait and did not before, those that are due at another
+-- time, and those that have another key; what our own writes do is none: they say which row they are about to write.
+-- Both tables have the statement's rows in the order in which they were written, so the nth is the nth's past: where keys
+-- were changed nothing else says whose it is. They are put together by GROUP BY, of which no plan is a bad one: a join is
+-- planned once, for the number of rows of the first statement (measured: 20,000 rows after one of one row took 260 s).
 CREATE FUNCTION {updated}() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, {home}, pg_temp {planned} SET lock_timeout = '1s' AS $redrive$
 #variable_conflict use_column
 DECLARE
-    _waits boolean;
-    _waited boolean;
-    _due timestamptz;
-    _job bigint;
+    _own text := current_setting('redrive.row', true);
+    _keys text[];
+    _later text[];
+    _dues timestamptz[];
+    _old text[];
+    _new text[];
+    _jobs bigint[];
+    _entries {adopted_rows}[];
 BEGIN
-    IF NEW.{key} IS DISTINCT FROM OLD.{key} THEN
-        UPDATE {adopted_rows} SET row_key = NEW.{key}::text WHERE adoption = {adoption} AND row_key = OLD.{key}::text
-        RETURNING job INTO _job;
-        UPDATE {jobs} SET metadata = jsonb_set(metadata, '{{adopted,row}}', to_jsonb(NEW.{key}::text))
-        WHERE id = _job AND metadata @> {mark}::jsonb;
+    SELECT array_agg(its_key) FILTER (WHERE waits AND (NOT waited OR its_key IS DISTINCT FROM its_old)),
+           array_agg(its_key) FILTER (WHERE waits AND waited AND its_key = its_old),
+           array_agg(due_time) FILTER (WHERE waits AND waited AND its_key = its_old),
+           array_agg(its_old) FILTER (WHERE its_key IS DISTINCT FROM its_old),
+           array_agg(its_key) FILTER (WHERE its_key IS DISTINCT FROM its_old)
+    INTO _keys, _later, _dues, _old, _new
+    FROM (
+        SELECT max(k) FILTER (WHERE new) AS its_key, max(k) FILTER (WHERE NOT new) AS its_old,
+               bool_or(new AND waits) AS waits, bool_or(NOT new AND waits) AS waited, max(due_time) AS due_time,
+               max(due) FILTER (WHERE new) IS DISTINCT FROM max(due) FILTER (WHERE NOT new) AS moved
+        FROM (SELECT row_number() OVER () AS nth, true AS new, {key}::text AS k, ({runnable}) IS TRUE AS waits,
+                     {due_column}::text AS due, {due} AS due_time FROM fresh
+              UNION ALL
+              SELECT row_number() OVER (), false, {key}::text, ({runnable}) IS TRUE, {due_column}::text, NULL FROM stale) AS each
+        GROUP BY nth
+    ) AS pair
+    WHERE (waits AND (NOT waited OR moved) OR its_key IS DISTINCT FROM its_old)
+      AND _own IS DISTINCT FROM {adoption} || ':' || its_key;
+
+    IF _old IS NOT NULL THEN -- all are taken out before one is put back, since one's new key may be another's old one
+        WITH gone AS (
+            DELETE FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key = ANY(_old) RETURNING e.*
+        )
+        SELECT array_agg(gone) INTO _entries FROM gone;
+        INSERT INTO {adopted_rows} (adoption, row_key, job, state, owed, due_at, tries, note, since)
+        SELECT {adoption}, _new[array_position(_old, e.row_key)], e.job, e.state, e.owed, e.due_at, e.tries, e.note, e.since
+        FROM unnest(_entries) e
+        ON CONFLICT (adoption, row_key) DO NOTHING;
+        SELECT array_agg(e.job), array_agg(_new[array_position(_old, e.row_key)]) INTO _jobs, _new
+        FROM unnest(_entries) e WHERE e.job IS NOT NULL;
+        UPDATE {jobs} SET metadata = jsonb_set(metadata, '{{adopted,row}}', to_jsonb(_new[array_position(_jobs, id)]))
+        WHERE id = ANY(_jobs) AND metadata @> {mark}::jsonb;
     END IF;
-    SELECT ({runnable}) IS TRUE, {due} INTO _waits, _due FROM (SELECT NEW.*) AS r;
-    SELECT ({runnable}) IS TRUE INTO _waited FROM (SELECT OLD.*) AS r;
-    IF _waits AND (NOT _waited OR NEW.{key} IS DISTINCT FROM OLD.{key}) THEN
-        IF EXISTS (SELECT FROM {adoptions} a WHERE a.id = {adoption} AND a.paused_at IS NOT NULL) THEN
-            PERFORM {note}(ARRAY[NEW.{key}::text], 'paused');
-        ELSE
-            PERFORM {take}(ARRAY[NEW.{key}::text], true, '0');
-        END IF;
-    ELSIF _waits THEN
-        UPDATE {jobs} j SET run_at = _due, updated_at = {clock}()
-        WHERE j.status || '' = 'pending' AND j.run_at IS DISTINCT FROM _due AND j.id = (
-            SELECT e.job FROM {adopted_rows} e
-            WHERE e.adoption = {adoption} AND e.row_key = NEW.{key}::text AND e.state = 'waiting'
+    IF _keys IS NULL THEN
+        _keys := '{{}}';
+    ELSIF EXISTS (SELECT FROM {adoptions} a WHERE a.id = {adoption} AND a.paused_at IS NOT NULL) THEN
+        PERFORM {note}(_keys, 'paused');
+    ELSE
+        PERFORM {take}(_keys, true, '0');
+    END IF;
+    FOR _from IN 1 .. coalesce(cardinality(_later), 0) BY 200 LOOP -- in pieces, as in take
+        _jobs := ARRAY(
+            SELECT (SELECT e.job FROM {adopted_rows} e WHERE e.adoption = {adoption} AND e.row_key = k AND e.state = 'waiting')
+            FROM unnest(_later[_from : _from + 199]) WITH ORDINALITY AS u (k, nth) ORDER BY nth
         );
-    END IF;
+        UPDATE {jobs} j SET run_at = _dues[_from - 1 + array_position(_jobs, j.id)], updated_at = {clock}()
+        WHERE j.id = ANY(_jobs) AND j.status || '' = 'pending'
+          AND j.run_at IS DISTINCT FROM _dues[_from - 1 + array_position(_jobs, j.id)];
+    END LOOP;
     RETURN NULL;
 EXCEPTION WHEN OTHERS THEN
-    IF _waits AND NOT _waited THEN
-        PERFORM {note}(ARRAY[NEW.{key}::text], SQLSTATE || ': ' || SQLERRM);
-    END IF;
+    -- Where a term of the map is the error, which of the rows wait is not known: the workers look at each by itself.
+    PERFORM {note}(coalesce(_keys, ARRAY(SELECT {key}::text FROM fresh)), SQLSTATE || ': ' || SQLERRM);
     RETURN NULL;
 END $redrive$
 
@@ -4006,19 +4040,8 @@ CREATE TRIGGER {trigger_inserted} AFTER INSERT ON {table} REFERENCING NEW TABLE 
     FOR EACH STATEMENT EXECUTE FUNCTION {inserted}()
 
 -- name: adopt_trigger_updated
-CREATE TRIGGER {trigger_updated} AFTER UPDATE ON {table} FOR EACH ROW
-    WHEN ({when}) EXECUTE FUNCTION {updated}()
-
--- name: adopt_when_waits
-current_setting('redrive.row', true) IS DISTINCT FROM {adoption} || ':' || {new_key}::text
-        AND ({new_key} IS DISTINCT FROM {old_key} OR ({new}) AND (({old}) IS NOT TRUE OR {due}))
-
--- name: adopt_when_due
-{new} IS DISTINCT FROM {old}
-
--- name: adopt_when_changed
-current_setting('redrive.row', true) IS DISTINCT FROM {adoption} || ':' || {new_key}::text
-        AND (NEW.* IS DISTINCT FROM OLD.* OR {new_key} IS DISTINCT FROM {old_key})
+CREATE TRIGGER {trigger_updated} AFTER UPDATE ON {table} REFERENCING OLD TABLE AS stale NEW TABLE AS fresh
+    FOR EACH STATEMENT EXECUTE FUNCTION {updated}()
 
 -- name: adopt_trigger_of_job
 CREATE TRIGGER {trigger_of_job} BEFORE UPDATE OF status ON {jobs} FOR EACH ROW

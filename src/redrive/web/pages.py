@@ -170,6 +170,7 @@ def workers(desk: Desk, request: Request) -> Page:  # noqa: ARG001 - as every vi
             "rows": working.rows["workers"],
             "part": working,
             "held": {row.worker: row for row in running},
+            "worker_command": desk.queue.worker_command,
         },
     )
 

@@ -27,7 +27,7 @@ CHARTS_AGE = 60.0
 
 def part(desk: Desk, name: str) -> Part:
     """Read one of the questions, or take what was read a moment ago."""
-    reading = situation.Reading(desk.reader.ask, desk.queue.settings, desk.timeouts)
+    reading = situation.Reading(desk.reader.ask, desk.queue.settings, desk.timeouts, desk.queue.worker_command)
     reads: dict[str, Callable[[], Part]] = {
         "late": lambda: situation.late(reading, part(desk, "working").rows["workers"]),
         "flow": lambda: situation.flow(Stats(desk.reader)),
