@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Identifier, Literal
 
-from redrive import broker, figures
+from redrive import broker, figures, rabbitmq
 from redrive.adopt import bridge
 from redrive.connections import conninfo
 from redrive.diagnosis import Diagnosis, Patient
@@ -370,6 +370,7 @@ CHECKS: dict[str, Callable[[Patient], None]] = {
     "settings": _settings,
     "retention": _retention,
     "adoptions": _adoptions,
+    "rabbitmq": rabbitmq.check,
     "broker": broker.check,
 }
 """Each check by its name, in the order in which they are made."""

@@ -141,6 +141,37 @@ class OfFleet:
             yield core.GaugeMetricFamily(name, text, value=value)
 
 
+class OfBroker:
+    """A collector of how it stands at the broker; *ask* gives what ``redrive.amqp`` has, None for none."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+
+    def describe(self) -> Iterable[Any]:
+        """Say nothing: what there is depends on what happens."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families; without an answer of the broker only that there is none."""
+        core, now = demand().core, self._ask()
+        if now is None:
+            return
+        yield core.GaugeMetricFamily("redrive_broker_up", "Whether the broker's API answered.", value=now.up)
+        if not now.up:
+            return
+        messages = core.GaugeMetricFamily(
+            "redrive_broker_jobs", "Jobs of each kind at the broker.", labels=["kind", "state"]
+        )
+        consumers = core.GaugeMetricFamily("redrive_broker_consumers", "Who takes them.", labels=["kind"])
+        for each in now.kinds:
+            messages.add_metric([each.kind, "ready"], each.ready)
+            messages.add_metric([each.kind, "unacknowledged"], each.unacknowledged)
+            consumers.add_metric([each.kind], each.consumers)
+        yield from (messages, consumers)
+        troubles = len(now.troubles) + sum(bool(each.trouble) for each in now.kinds)
+        yield core.GaugeMetricFamily("redrive_broker_troubles", "Alarms, and nodes that are away.", value=troubles)
+
+
 class Kept:
     """An answer that is used again for a while, and asked for by one at a time."""
 
@@ -175,10 +206,10 @@ class Kept:
 class Fleet:
     """The page of metrics for a process that is no worker, such as the desk: how it stands with all of them."""
 
-    def __init__(self, queue: Desk, *, kept_for: float = KEPT_FOR) -> None:
+    def __init__(self, queue: Desk, *, kept_for: float = KEPT_FOR, broker: Callable[[], Any] = lambda: None) -> None:
         self._queue = queue
         self._kept = Kept(kept_for)
-        self._page = Page(OfFleet(lambda: self._kept.get(lambda: look(queue))))
+        self._page = Page(OfFleet(lambda: self._kept.get(lambda: look(queue))), OfBroker(broker))
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
         """Give the text and its content type."""

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import class_row, namedtuple_row
 
 from redrive import stats, store
+from redrive.amqp.management import Broker, ails
 from redrive.breakers import State
 from redrive.kinds import Kind
 from redrive.masking import mask_text
@@ -299,6 +300,17 @@ def _judge_server(part: Part, row: Any) -> None:
         part.found("note", f"this replica has replayed nothing for {span(row.behind)}")
     if row.idle_slots:
         part.found("note", f"{row.idle_slots} replication slots are not in use, and keep what nobody reads")
+
+
+def at_broker(now: Broker) -> Part:
+    """Is the broker well? What waits there, by kind, as :func:`redrive.amqp.management.seen` has found it."""
+    part = Part("broker")
+    part.rows["kinds"] = list(now.kinds)
+    if now.why:
+        part.unknown.append(now.why)
+    for each in ails(now):
+        part.found(each.level, each.text, subject=each.kind)
+    return part
 
 
 def _kind(kind: str) -> str:

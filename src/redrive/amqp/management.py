@@ -14,11 +14,11 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from redrive.amqp.names import prefix, queue_names
-from redrive.words import one_line
+from redrive.words import jobs, one_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -35,6 +35,9 @@ COLUMNS = (
     "name,state,type,messages_ready,messages_unacknowledged,consumers,head_message_timestamp,leader,online,members,"
     "message_stats.publish_details.rate,message_stats.ack_details.rate,message_stats.redeliver_details.rate"
 )
+LATE = 300.0
+"""Seconds that the first message may wait."""
+AWAY, LOOKED_AT = "redrive worker app.jobs:queue --broker URL", "see the broker's own pages"
 UNSET = "broker_management_url is not set (REDRIVE_BROKER_MANAGEMENT_URL): what is at the broker is not known"
 _REFUSED = {
     401: "it refuses this user: the tag `management` or `monitoring` is missing, or the password is wrong",
@@ -99,6 +102,38 @@ class Broker:
     def of(self, kind: str) -> Queued | None:
         """Give what is known of a kind."""
         return next((each for each in self.kinds if each.kind == kind), None)
+
+
+@dataclass(frozen=True)
+class Ailment:
+    """Something that is wrong at the broker."""
+
+    level: Literal["bad", "note"]
+    text: str
+    kind: str = ""
+    remedy: str = LOOKED_AT
+
+
+def ails(now: Broker) -> list[Ailment]:
+    """Judge how it stands; what is not known is in :attr:`Broker.why`."""
+    found = [Ailment("bad", trouble) for trouble in now.troubles]
+    for each in now.kinds:
+        waits = f"{jobs(each.ready)} of kind {each.kind} wait{'s' * (each.ready == 1)} at the broker"
+        if each.ready and not each.consumers:
+            left = "" if each.routed else ", though its jobs go there no more"
+            found.append(Ailment("bad", f"{waits}{left}, and no worker takes them", each.kind, AWAY))
+        elif each.oldest is not None and each.oldest > LATE:
+            found.append(Ailment("bad", f"{waits}, the first for {span(each.oldest)}", each.kind, "more workers"))
+        elif each.drains is not None and each.drains > LATE:
+            found.append(Ailment("note", f"{waits}, and need {span(each.drains)}", each.kind, "more workers"))
+        if each.trouble:
+            found.append(Ailment("bad", f"kind {each.kind}: {each.trouble}", each.kind))
+    return found
+
+
+def routed(kinds: Iterable[Any]) -> set[str]:
+    """Give those of these kinds whose jobs go to the broker."""
+    return {each.kind for each in kinds if getattr(each, "route", "") == "amqp"}
 
 
 def seen(settings: Settings, routed: Collection[str], known: Iterable[str] = (), *, timeout: float = TIMEOUT) -> Broker:

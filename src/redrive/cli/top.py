@@ -24,6 +24,7 @@ from redrive.cli.session import Session, session
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from redrive.amqp.management import Broker
     from redrive.figures import Figures
 
 SPAN = 300.0
@@ -82,6 +83,8 @@ class View:
     figures: Figures
     lines: list[Line]
     complaints: list[str]
+    broker: Broker | None
+    """How it stands at the broker; None where no kind goes there and none is named."""
 
 
 @click.command(
@@ -123,6 +126,7 @@ def top(database_url: str | None, schema: str | None, *, interval: str, once: bo
 def look(now: Session) -> View:
     """Ask for all that is shown."""
     from redrive import figures, store
+    from redrive.amqp import management
     from redrive.cli.breakers import in_words
     from redrive.cli.curtain import text
 
@@ -131,11 +135,16 @@ def look(now: Session) -> View:
     counted = {row.kind: row for row in now.queue.stats.kinds(SPAN, connection=now.conn)}
     inflow = {row.kind: row.rate for row in now.queue.stats.inflow(connection=now.conn)}
     held = {row.kind: row for row in now.queue.kinds.list(connection=now.conn)}
+    settings, routed = now.queue.settings, management.routed(held.values())
+    named = bool(routed or settings.broker_management_url)
+    broker = management.seen(settings, routed, {*depths, *held}) if named else None
     complaints = [
         f"worker {row.name}: {text(row.problem)}" if row.alive else f"worker {row.name} is silent"
         for row in now.ask(store.workers(now.schema))
         if row.problem or not row.alive
     ]
+    if broker is not None:
+        complaints += [each.text for each in management.ails(broker)] + [broker.why] * bool(broker.why)
     breakers = now.queue.breakers.list(connection=now.conn)
     complaints += [f"breaker: {in_words(row, now.now)}" for row in breakers]
     lines = []
@@ -164,7 +173,7 @@ def look(now: Session) -> View:
             )
         )
     lines.sort(key=lambda line: (-(line.oldest_due or 0.0), -line.dead, -line.out_rate, line.kind))
-    return View(figures=found, lines=lines, complaints=complaints)
+    return View(figures=found, lines=lines, complaints=complaints, broker=broker)
 
 
 def _held(row: Any, breakers: list[Any], kind: str) -> str:
@@ -189,6 +198,7 @@ def _document(view: View) -> dict[str, Any]:
         "kinds_unknown": now.unknown,
         "complaints": view.complaints,
         "kinds": [asdict(line) for line in view.lines],
+        "broker": None if view.broker is None else asdict(view.broker),
     }
 
 
@@ -228,6 +238,14 @@ def _cells(line: Line) -> list[str | Cell]:
     ]
 
 
+def _at_broker(view: View) -> list[str]:
+    return [
+        f"at the broker: {each.kind}: {screen.number(each.ready)} ready, {screen.number(each.unacknowledged)} "
+        f"unacknowledged, {each.consumers} consumers, in/s {_rate(each.comes) or 0}, out/s {_rate(each.goes) or 0}"
+        for each in (view.broker.kinds if view.broker else ())
+    ]
+
+
 def _rate(value: float) -> str:
     return "" if not value else f"{value:,.0f}" if value >= 100 else f"{value:.2g}"  # noqa: PLR2004 - three digits
 
@@ -239,6 +257,8 @@ def _print(view: View) -> None:
     screen.table(HEADERS, [_cells(line) for line in view.lines], right=NUMBERS)
     if not view.lines:
         screen.note("no jobs")
+    for line in _at_broker(view):
+        click.echo(screen.one_line(line))
 
 
 def _on_paper(database_url: str | None, schema: str | None, pause: float) -> None:
@@ -287,7 +307,8 @@ def _drawn(view: View, height: int) -> Any:
     for header in HEADERS:
         shown.add_column(header, justify="right" if header in NUMBERS else "left", no_wrap=True, overflow="ellipsis")
     complaints = view.complaints[: max(1, height // 4)]
-    room = max(1, height - 5 - len(complaints))
+    there = _at_broker(view)[: max(1, height // 4)]
+    room = max(1, height - 5 - len(complaints) - len(there))
     for line in view.lines[:room]:
         cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in _cells(line)]
         shown.add_row(*(Text(screen.one_line(cell.text), style=cell.style) for cell in cells))
@@ -298,6 +319,7 @@ def _drawn(view: View, height: int) -> Any:
         *(Text(screen.one_line(each), style="red", no_wrap=True, overflow="ellipsis") for each in complaints),
         Text(""),
         shown,
+        *(Text(screen.one_line(each), no_wrap=True, overflow="ellipsis") for each in there),
         Text(foot, style="dim"),
     )
 

@@ -18,7 +18,7 @@ from redrive.stats import Stats
 from redrive.timetable import timetable
 from redrive.topics import subscriptions, unheard
 from redrive.web.page import Page
-from redrive.web.readings import Row, drawn, known_kinds, part, pressure
+from redrive.web.readings import Row, at_broker, drawn, known_kinds, part, pressure
 from redrive.words import clean, one_line
 
 if TYPE_CHECKING:
@@ -39,10 +39,15 @@ QUESTIONS = {
     "postgres": ("Is Postgres the cause?", "No: nothing of note."),
 }
 
+BROKER_QUESTION = ("Is the broker well?", "It answers, and what is there is taken.")
+
 
 def now(desk: Desk, request: Request) -> Page:
     """Everything that somebody on call asks first."""
     parts = {name: part(desk, name) for name in QUESTIONS}
+    questions = dict(QUESTIONS)
+    if broker := at_broker(desk):
+        parts["broker"], questions["broker"] = situation.at_broker(broker), BROKER_QUESTION
     findings = sorted(
         (finding for each in parts.values() for finding in each.findings), key=lambda finding: finding.level != "bad"
     )
@@ -51,7 +56,8 @@ def now(desk: Desk, request: Request) -> Page:
     context = {
         "nav": "now",
         "parts": parts,
-        "questions": QUESTIONS,
+        "questions": questions,
+        "broker": broker,
         "bad": [finding for finding in findings if finding.level == "bad"],
         "notes": [finding for finding in findings if finding.level != "bad"],
         "unknown": [text for each in parts.values() for text in each.unknown],
@@ -135,6 +141,7 @@ def kinds(desk: Desk, request: Request) -> Page:
             "names": [row.kind for row in rows if clean(row.kind) == row.kind][:KINDS],
             "all": everything,
             "breakers": late.rows["breakers"],
+            "broker": at_broker(desk),
             "hour": desk.shared.get("hour", 60.0, lambda: {row.kind: row for row in Stats(desk.reader).kinds("1h")}),
             "known": known,
             "chosen": chosen,

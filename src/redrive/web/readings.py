@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from redrive import situation
+from redrive.amqp.management import Broker, Queued, routed, seen
 from redrive.kinds import ALL
 from redrive.stats import Stats
 from redrive.web.chart import Chart, charts
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 AGES = {"late": 10.0, "flow": 30.0, "working": 15.0, "failing": 30.0, "stuck": 30.0, "planned": 30.0, "postgres": 30.0}
 """Seconds for which what was read is good enough for everybody who looks."""
 CHARTS_AGE = 60.0
+BROKER_AGE, BROKER_TIMEOUT = 10.0, 1.0
 
 
 def part(desk: Desk, name: str) -> Part:
@@ -38,6 +40,19 @@ def part(desk: Desk, name: str) -> Part:
         "postgres": lambda: situation.postgres(reading, lambda: datetime.now(UTC)),
     }
     return desk.shared.get(name, AGES[name], reads[name])
+
+
+def at_broker(desk: Desk) -> Broker | None:
+    """Ask the broker how it stands, for a second at most; None where no kind goes there and none is named."""
+    kinds = routed(part(desk, "late").rows["kinds"])
+    settings = desk.queue.settings
+    if not kinds and not settings.broker_management_url:
+        return None
+    return desk.shared.get(
+        ("broker", frozenset(kinds)),
+        BROKER_AGE,
+        lambda: seen(settings, kinds, known_kinds(desk), timeout=BROKER_TIMEOUT),
+    )
 
 
 def drawn(desk: Desk, chosen: str, kind: str | None = None) -> Drawn:
@@ -73,6 +88,8 @@ class Row:
     day: int = 0
     mostly: str = ""
     set: Kind | None = None
+    there: Queued | None = None
+    """What there is of it at the broker."""
     comes: float = 0.0
     """Jobs a second; as *goes*."""
     goes: float = 0.0
@@ -117,6 +134,9 @@ def pressure(desk: Desk) -> list[Row]:
         row(each.kind).goes = each.rate
     for kind in {kind for worker in part(desk, "working").rows["workers"] if worker.alive for kind in worker.kinds}:
         row(kind)
+    now = at_broker(desk)
+    for there in now.kinds if now is not None else ():
+        row(there.kind).there = there
     return sorted(rows.values(), key=lambda found: (-found.age, -found.hour, found.kind))
 
 

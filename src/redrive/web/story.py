@@ -16,6 +16,7 @@ from redrive.masking import mask_text
 from redrive.web import picture, shown
 from redrive.web.page import Page
 from redrive.web.pages import audited
+from redrive.web.readings import at_broker
 from redrive.words import one_line, span
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ DEEDS = {
     "succeeded": (),
 }
 """What can be done with a job, by its state."""
+AT_BROKER = "amqp broker"
+"""Who holds a job whose row stays while the job is at the broker."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,11 @@ def job(desk: Desk, request: Request) -> Page:
     newest = desk.reader.ask(desk.reader.statement("desk_history", id=int(text), limit=SHOWN + 1))
     failures = newest[:SHOWN][::-1]
     if not found and not failures:
-        raise HTTPException(404, f"There is no job {int(text)}: it was never there, or has outlived its retention.")
+        there = at_broker(desk)
+        way = ", is at the broker or was run from there" if there is not None else ""
+        raise HTTPException(
+            404, f"There is no job {int(text)}: it was never there{way}, or has outlived its retention."
+        )
     now = desk.now()
     row = found[0] if found else None
     history = [desk.curtain.failure(each) for each in failures]
@@ -101,6 +108,8 @@ def deeds(row: Job, now: datetime) -> tuple[str, ...]:
 
 def state(row: Job, now: datetime) -> str:
     """Say in words what a job is doing."""
+    if row.status == "running" and row.locked_by == AT_BROKER:
+        return "at the broker"
     if row.status == "running":
         return "is asked to stop" if row.cancel_requested_at else "running"
     if row.status != "pending":

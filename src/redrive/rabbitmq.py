@@ -1,0 +1,30 @@
+"""What ails the RabbitMQ that carries the kinds which are routed to it, for the doctor. Not looked at where none is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redrive.amqp import management
+
+if TYPE_CHECKING:
+    from redrive.diagnosis import Patient
+
+TIMEOUT = 5.0
+
+
+def check(patient: Patient) -> None:
+    """Ask the management API, and put down what it tells."""
+    queue = patient.queue
+    with patient.reading() as conn:
+        kinds = queue.kinds.list(connection=conn)
+    routed, named = management.routed(kinds), bool(queue.settings.broker_management_url)
+    if not routed and not named:
+        return
+    now = management.seen(queue.settings, routed, {row.kind for row in kinds}, timeout=TIMEOUT)
+    if now.why:
+        remedy = "REDRIVE_BROKER_MANAGEMENT_URL=http://user:password@host:15672, of a user with the tag `monitoring`"
+        (patient.bad if routed and named else patient.note)(now.why, remedy)
+    for each in management.ails(now):
+        seen = now.of(each.kind) if each.kind else None
+        evidence = {} if seen is None else {"ready": seen.ready, "consumers": seen.consumers, "kind": seen.kind}
+        (patient.bad if each.level == "bad" else patient.note)(each.text, each.remedy, **evidence)

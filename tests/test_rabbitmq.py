@@ -1,0 +1,105 @@
+"""The broker in the desk, in `redrive top`, to the doctor and to Prometheus: as it is, or why that is not known."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from redrive import Queue
+from redrive.amqp.management import Broker, Queued, ails
+from redrive.amqp.names import queue_name
+from redrive.doctor import examine
+from redrive.web import desk
+from shell import answer, redrive
+from test_amqp_management import fill
+from test_web import client, text
+
+MUTE = "http://ada:hunter2@127.0.0.1:1"
+
+
+@pytest.fixture
+def at_broker(rabbit, vhost, wait_for):
+    """The variables that name a broker at which five jobs of kind mail wait, and nobody takes them."""
+    asyncio.run(fill(vhost, **{queue_name("redrive", "mail"): 5}))
+    name = vhost.rpartition("/")[2]
+    wait_for(lambda: sum(each.get("messages", 0) for each in rabbit.api("GET", f"queues/{name}")) == 5)
+    return {"broker_url": vhost, "broker_management_url": rabbit.management_url}
+
+
+def variables(settings: dict[str, str]) -> dict[str, str]:
+    return {f"REDRIVE_{name.upper()}": value for name, value in settings.items()}
+
+
+def page(queue: Queue, path: str) -> str:
+    browser = client(desk(queue, local=True))
+    answered = browser.get(path)
+    assert answered.status_code == 200
+    return " ".join(text(answered).split())
+
+
+def test_it_is_seen_in_the_desk_the_terminal_the_doctor_and_by_prometheus(db, at_broker):
+    with closing(Queue(db, **at_broker)) as queue:
+        seen = page(queue, "/")
+        assert "Is the broker well?" in seen
+        assert "5 jobs of kind mail wait at the broker" in seen
+        assert "Unacknowledged" in page(queue, "/kinds")
+        browser = client(desk(queue, local=True))
+        scraped = browser.get("/metrics").text
+        assert "redrive_broker_up 1.0" in scraped
+        assert 'redrive_broker_jobs{kind="mail",state="ready"} 5.0' in scraped
+        with psycopg.connect(db, autocommit=True) as conn:
+            [found] = [each for each in examine(queue, conn) if each.check == "rabbitmq"]
+        assert (found.level, found.evidence["ready"], found.evidence["consumers"]) == ("bad", 5, 0)
+        assert "redrive worker" in found.remedy
+    shown = redrive(db, "top", "--once", env=variables(at_broker)).stdout
+    assert "at the broker: mail: 5 ready, 0 unacknowledged, 0 consumers" in shown
+    assert answer(db, "top", env=variables(at_broker))["broker"]["kinds"][0]["ready"] == 5
+
+
+def test_where_it_does_not_answer_every_page_comes_and_says_so_without_the_password(db):
+    with closing(Queue(db, broker_management_url=MUTE)) as queue:
+        for path in ("/", "/kinds"):
+            seen = page(queue, path)
+            assert "http://127.0.0.1:1 can't be asked" in seen
+            assert "hunter2" not in seen
+        browser = client(desk(queue, local=True))
+        scraped = browser.get("/metrics").text
+        assert "redrive_broker_up 0.0" in scraped
+        assert "redrive_broker_jobs" not in scraped
+    shown = redrive(db, "top", "--once", env={"REDRIVE_BROKER_MANAGEMENT_URL": MUTE}).stdout
+    assert "can't be asked" in shown
+    assert "hunter2" not in shown
+
+
+def test_without_a_broker_nothing_is_said_of_one(db):
+    with closing(Queue(db)) as queue:
+        assert "broker" not in page(queue, "/").lower()
+        assert "broker" not in page(queue, "/kinds").lower()
+        with psycopg.connect(db, autocommit=True) as conn:
+            assert not [each for each in examine(queue, conn) if each.check == "rabbitmq"]
+    assert answer(db, "top")["broker"] is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "level", "said"),
+    [
+        ({"ready": 1}, "bad", "1 job of kind mail waits at the broker, and no worker takes them"),
+        ({"ready": 2, "routed": False}, "bad", "though its jobs go there no more, and no worker takes them"),
+        ({"ready": 9000, "consumers": 2, "goes": 5.0}, "note", "and need 30 min"),
+        ({"ready": 2, "consumers": 1, "goes": 9.0, "oldest": 900.0}, "bad", "the first for 15 min"),
+        ({"trouble": "q is on 2 of 3 nodes"}, "bad", "kind mail: q is on 2 of 3 nodes"),
+    ],
+)
+def test_what_is_wrong_there_is_judged(seen, level, said):
+    [found] = ails(Broker(kinds=[Queued(**{"kind": "mail", "routed": True} | seen)]))
+    assert found.level == level
+    assert said in found.text
+
+
+def test_what_is_on_its_way_is_not_wrong():
+    busy = Queued(kind="mail", routed=True, ready=10, unacknowledged=5, consumers=2, comes=100.0, goes=100.0)
+    assert ails(Broker(kinds=[busy, Queued(kind="new", routed=True)])) == []
+    assert [each.text for each in ails(Broker(troubles=["node a is away"]))] == ["node a is away"]
