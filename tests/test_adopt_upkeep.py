@@ -62,7 +62,7 @@ class TestBrokenOff:
             patched.setattr(bridge, "_catch_up", lambda *_: 1 / 0)
             adopt(conn, "mail_simple", sweep=sweep, trigger=True, document=document)
         found = bridge.demand(conn, "redrive", "mail_simple")
-        assert any("broken off" in said for said in bridge.troubles(found, [])) is not sweep
+        assert any("broken off" in said for said in bridge.troubles(conn, "redrive", found)) is not sweep
         if not sweep:
             with pytest.raises(AlreadyAdopted, match=r"was broken off.*in another way"):
                 adopt(conn, "mail_simple", document=map_of("mail_simple", cutover=LATER))
@@ -84,6 +84,62 @@ class TestBrokenOff:
         assert conn.execute(valid).fetchall() == [(True,)]
         assert undo.undo(conn, "redrive", "mail_simple", patience=1).done
         assert conn.execute(valid).fetchall() == []
+
+
+class TestAltered:
+    """The application's next release changes the table under the map."""
+
+    def test_rows_that_come_while_a_column_is_gone_are_made_jobs_when_it_is_back(self, conn):
+        make(conn, "mail_simple")
+        conn.execute("INSERT INTO mail_simple (status) VALUES ('failed')")
+        adopt(conn, "mail_simple")
+        conn.execute("ALTER TABLE mail_simple RENAME status TO state")
+        conn.execute("INSERT INTO mail_simple (state) VALUES ('queued'), ('sent')")
+        conn.execute("UPDATE mail_simple SET state = 'queued' WHERE id = 1")
+        assert [(state, "42703" in note) for state, _, note in remembered(conn)] == [("new", True)] * 3
+        assert any("there is no column status" in trouble for trouble in said(conn))
+        conn.execute("ALTER TABLE mail_simple RENAME state TO status")
+        round_(conn)
+        found = conn.execute("select metadata #>> '{adopted,row}' from redrive.jobs order by id").fetchall()
+        assert found == [("1",), ("2",)]
+        assert said(conn) == []
+
+    def test_a_key_that_is_renamed_stops_no_insert_and_is_told(self, conn):
+        make(conn, "mail_simple")
+        adopt(conn, "mail_simple")
+        conn.execute("ALTER TABLE mail_simple RENAME id TO nr")
+        conn.execute("INSERT INTO mail_simple (status) VALUES ('queued')")
+        conn.execute("UPDATE mail_simple SET status = 'queued'")
+        assert any("key: " in trouble for trouble in said(conn))
+        for _ in range(2):  # the second has nothing to look at but the table
+            round_(conn)
+            assert "42703" in bridge.demand(conn, "redrive", "mail_simple").trouble
+
+    def test_a_word_that_the_table_no_longer_knows_is_told(self, conn):
+        make(conn, "mail_simple")
+        adopt(conn, "mail_simple")
+        conn.execute("ALTER TABLE mail_simple ADD CHECK (status IN ('queued', 'sent', 'failed'))")
+        assert any("can't hold 'sending'" in trouble for trouble in said(conn))
+
+    def test_a_table_that_was_renamed_is_told_and_can_be_disconnected(self, conn):
+        make(conn, "mail_simple")
+        adopt(conn, "mail_simple")
+        insert(conn, "mail_simple")
+        before = described(conn, "mail_simple")
+        conn.execute("ALTER TABLE mail_simple RENAME TO letters")
+        conn.execute("INSERT INTO letters (status) VALUES ('queued')")
+        round_(conn)
+        assert said(conn)
+        assert undo.undo(conn, "redrive", "letters", patience=0.5, abandon=True).done
+        conn.execute("ALTER TABLE letters RENAME TO mail_simple")
+        triggers = "select count(*) from pg_trigger where tgrelid = 'mail_simple'::regclass"
+        assert conn.execute(triggers).fetchone() == (0,)
+        assert len(described(conn, "mail_simple")) == len(before)
+
+
+def said(conn: psycopg.Connection) -> list[str]:
+    [adoption] = bridge.adoptions(conn, "redrive")
+    return bridge.troubles(conn, "redrive", adoption)
 
 
 class TestSweep:

@@ -454,6 +454,13 @@ class TestRedirects:
             deliver(receiver.url, hook=webhook(redirects=2))
         assert receiver.connections == 1
 
+    @pytest.mark.parametrize("written", ["/grüße?q=Ån".encode(), "/gr\xfc\xdfe?q=\xc5n".encode("latin-1")])
+    def test_one_that_is_written_in_raw_letters_is_followed_to_what_it_means(self, receiver, written):
+        hop = answer(307, b"", "Location: X").replace(b"X", written)
+        receiver.reply = lambda request, connection: connection.sendall(answer() if "gr" in request.path else hop)
+        assert deliver(receiver.url, hook=webhook(redirects=1))["status"] == 204
+        assert receiver.requests[1].path == "/gr%C3%BC%C3%9Fe?q=%C3%85n"
+
     def test_a_circle_ends(self, receiver):
         receiver.reply = answer(307, b"", "Location: /again")
         with pytest.raises(NotDelivered, match="307"):

@@ -348,9 +348,9 @@ def _retention(patient: Patient) -> None:
 
 def _adoptions(patient: Patient) -> None:
     with patient.reading() as conn:
-        found = [(row, bridge.notes(conn, patient.schema, row.id)) for row in bridge.adoptions(conn, patient.schema)]
-    for row, notes in found:
-        for trouble in bridge.troubles(row, notes):
+        found = [(row, bridge.troubles(conn, patient.schema, row)) for row in bridge.adoptions(conn, patient.schema)]
+    for row, troubles in found:
+        for trouble in troubles:
             patient.bad(f"adopted table {row.name}: {trouble}", f"see `redrive adopt status {row.name}`")
 
 

@@ -22,7 +22,7 @@ from redrive.adopt.look import ANYWHERE, look
 from redrive.adopt.mapping import Mapping, parse
 from redrive.adopt.pieces import Pieces
 from redrive.adopt.proof import prove
-from redrive.errors import AlreadyAdopted, InvalidOption, UnknownAdoption
+from redrive.errors import AlreadyAdopted, InvalidMap, InvalidOption, UnknownAdoption
 from redrive.sql import compose, query, text_of
 from redrive.statements import Statement, named, run
 
@@ -238,8 +238,27 @@ def notes(conn: psycopg.Connection[Any], schema: str, adoption: int) -> list[Any
     return run(conn, named("adoption_notes", schema, id=adoption))
 
 
-def troubles(adoption: Any, found: list[Any]) -> list[str]:
-    """Say what is in the way of an adoption, of which *found* are the notes; nothing where all is well."""
+def troubles(conn: psycopg.Connection[Any], schema: str, adoption: Any) -> list[str]:
+    """Say what is in the way of an adoption; nothing where all is well."""
+    return _said(adoption, notes(conn, schema, adoption.id)) + ([] if adoption.gone else _unfit(conn, adoption))
+
+
+def _unfit(conn: psycopg.Connection[Any], adoption: Any) -> list[str]:
+    """Say how the table has been changed so that its map no longer suits it."""
+    again = f"undo it, mend the map and connect it again, or mend {adoption.name}"
+    try:
+        table = look(conn, adoption.place)
+        if table.qualified != adoption.name:
+            return [f"it is called {table.qualified} now, and its map knows it by the old name: {again}"]
+        fitted(parse(adoption.map), table)
+    except InvalidMap as error:
+        return [f"the table has been changed: {'; '.join(error.problems)}: {again}"]
+    except InvalidOption as error:
+        return [f"the table has been changed: {error}: {again}"]
+    return []
+
+
+def _said(adoption: Any, found: list[Any]) -> list[str]:
     said = (
         [f"{adoption.name} is gone: `redrive adopt undo {adoption.name}` takes the rest away"] if adoption.gone else []
     )

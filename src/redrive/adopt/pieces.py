@@ -56,6 +56,7 @@ class Pieces:
             **self._key(),
             **self._terms(),
         }
+        self.parts["noted"] = self.composed("adopt_noted")
         self.parts |= {name: self._write(name) for name in ("claimed", "waiting", "returned", "succeeded", "dead")}
 
     def functions(self) -> list[Composed]:

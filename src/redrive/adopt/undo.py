@@ -112,9 +112,9 @@ def undo(
                 end.say(statement)
             run(conn, named("forget_adoption", schema, id=adoption.id))
 
-    patiently(finish)
-    if adoption.index_made and end.table is not None:
+    if adoption.index_made and end.table is not None:  # first: without the adoption nobody would know of it
         end.say(end.composed("adopt_drop_index", index=Identifier(end.table.schema, adoption.index_made)))
+    patiently(finish)
     return Undone(table=adoption.name, returned=returned, running=0, owed=0, unsaid=adoption.ended)
 
 
@@ -126,7 +126,7 @@ class _Ending:
         self.parts: dict[str, Composable] = pieces.names(schema, adoption.id)
         self.table: Table | None
         try:
-            self.table = look(conn, adoption.name)
+            self.table = look(conn, adoption.place)  # which may be called otherwise by now
         except InvalidOption:  # it is gone, and its triggers with it
             self.table = None
         else:

@@ -33,9 +33,12 @@ def status(*, table: str | None, database_url: str | None, schema: str | None, a
     with session(database_url, schema) as now:
         found = [bridge.demand(now.conn, now.schema, table)] if table else bridge.adoptions(now.conn, now.schema)
         notes = {row.id: bridge.notes(now.conn, now.schema, row.id) for row in found}
-    troubles = {row.id: bridge.troubles(row, notes[row.id]) for row in found}
+        troubles = {row.id: bridge.troubles(now.conn, now.schema, row) for row in found}
     if as_json:
-        said = [{**row._asdict(), "notes": [each._asdict() for each in notes[row.id]]} for row in found]
+        said = [
+            {**row._asdict(), "notes": [each._asdict() for each in notes[row.id]], "troubles": troubles[row.id]}
+            for row in found
+        ]
         screen.document(said[0] if table else said)
     elif not found:
         screen.note("no table is connected")

@@ -247,7 +247,7 @@ def post(
         connection.response_class = _Final
         connection.sock = channel  # the three methods of a socket that it uses
         response = _exchanged(connection, to, body, headers)
-        head = {name.lower(): value for name, value in response.getheaders()}
+        head = {name.lower(): _as_meant(value) for name, value in response.getheaders()}
         begin = _beginning(response, limits.kept)
     finally:
         sock.close()
@@ -267,6 +267,14 @@ def _connected(places: list[Place], limits: Limits, deadline: Deadline) -> tuple
         else:
             return sock, place.ip
     raise trouble or OSError("no address")
+
+
+def _as_meant(value: str) -> str:
+    """Read a header's value as UTF-8 where it is some: http.client takes each byte for a letter of Latin 1."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value
 
 
 def _exchanged(

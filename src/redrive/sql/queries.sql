@@ -3570,9 +3570,18 @@ BEGIN
     END IF;
     RETURN NULL;
 EXCEPTION WHEN OTHERS THEN
-    PERFORM {note}(_keys, SQLSTATE || ': ' || SQLERRM);
-    RETURN NULL;
+    {noted}
 END $redrive$
+
+-- name: adopt_noted
+-- Where a term of the map is the error, which of the rows wait is not known: the workers look at each by itself, and as
+-- soon as that can be done. With the key gone there is nothing to note; the round says so, and a sweep would find them.
+BEGIN
+        PERFORM {note}(coalesce(_keys, ARRAY(SELECT {key}::text FROM fresh)), SQLSTATE || ': ' || SQLERRM);
+    EXCEPTION WHEN OTHERS THEN
+        RAISE WARNING 'redrive could not note rows of %: % (%)', {table_name}::text, SQLERRM, SQLSTATE;
+    END;
+    RETURN NULL;
 
 -- name: adopt_updated
 -- Once a statement, for all its rows. Of business are those that wait and did not before, those that are due at another
@@ -3644,9 +3653,7 @@ BEGIN
     END LOOP;
     RETURN NULL;
 EXCEPTION WHEN OTHERS THEN
-    -- Where a term of the map is the error, which of the rows wait is not known: the workers look at each by itself.
-    PERFORM {note}(coalesce(_keys, ARRAY(SELECT {key}::text FROM fresh)), SQLSTATE || ': ' || SQLERRM);
-    RETURN NULL;
+    {noted}
 END $redrive$
 
 -- name: adopt_write
@@ -3927,6 +3934,12 @@ BEGIN
     END IF;
     _took := 0; _wrote := 0; _seen := 0; _seconds := 10;
 
+    BEGIN -- what the triggers would trip over is said here: nobody sees their warnings
+        PERFORM {key}, {due}, {payload} FROM {table} AS its_row WHERE {runnable} LIMIT 0;
+    EXCEPTION WHEN OTHERS THEN
+        _trouble := 'its rows can''t be read: ' || SQLSTATE || ': ' || left(SQLERRM, 500);
+    END;
+
     FOR _entry IN
         SELECT e.* FROM {adopted_rows} e
         WHERE e.adoption = {adoption} AND e.due_at <= {clock}() AND (e.owed IS NOT NULL OR _a.paused_at IS NULL AND _a.ending_at IS NULL)
@@ -3987,7 +4000,7 @@ BEGIN
             _seconds := least(_seconds, CASE WHEN _last IS NULL THEN 1 WHEN _keys <> '{{}}' THEN 0.05 ELSE 0.2 END);
         EXCEPTION WHEN OTHERS THEN
             _last := _a.swept;
-            _trouble := 'sweep: ' || SQLSTATE || ': ' || left(SQLERRM, 500);
+            _trouble := coalesce(_trouble, 'sweep: ' || SQLSTATE || ': ' || left(SQLERRM, 500));
         END;
     END IF;
 
@@ -4021,7 +4034,7 @@ BEGIN
             _a.tidied := CASE WHEN cardinality(_keys) = _page THEN _keys[_page] END;
         EXCEPTION WHEN OTHERS THEN
             _a.tidied := NULL;
-            _trouble := concat_ws('; ', _trouble, 'look at what is remembered: ' || SQLSTATE || ': ' || left(SQLERRM, 500));
+            _trouble := coalesce(_trouble, 'look at what is remembered: ' || SQLSTATE || ': ' || left(SQLERRM, 500));
         END;
         _a.tidied_at := {clock}();
     END IF;
@@ -4135,7 +4148,7 @@ SELECT {key} FROM {table} WHERE {runnable}
 SELECT {take}({keys}::text[], {again}, {gap}::interval) AS taken
 
 -- name: list_adoptions
-SELECT a.id, a.name, a.table_oid::regclass::text = a.table_oid::text AS gone, a.map, a.by_trigger, a.by_sweep, a.beside, a.cutover,
+SELECT a.id, a.name, a.table_oid::regclass::text AS place, a.table_oid::regclass::text = a.table_oid::text AS gone, a.map, a.by_trigger, a.by_sweep, a.beside, a.cutover,
        a.since, a.by, a.paused_at, a.paused_by, a.ending_at, a.ready, a.index_made, a.trouble, a.trouble_at,
        (SELECT count(*) FROM pg_trigger t WHERE t.tgenabled IN ('O', 'A')
           AND t.tgfoid IN (SELECT p.oid FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
