@@ -100,7 +100,7 @@ class TestAltered:
         assert any("there is no column status" in trouble for trouble in said(conn))
         conn.execute("ALTER TABLE mail_simple RENAME state TO status")
         round_(conn)
-        found = conn.execute("select metadata #>> '{adopted,row}' from redrive.jobs order by id").fetchall()
+        found = conn.execute("select metadata #>> '{adopted,row}' from redrive.jobs order by 1").fetchall()
         assert found == [("1",), ("2",)]
         assert said(conn) == []
 
