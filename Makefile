@@ -87,7 +87,7 @@ demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-lette
 bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentieth, BENCH_PG=15, ONLY=roads for a part
 	$(BIN)/python -m benchmarks $(ONLY)
 
-bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md
+bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md, docs/scale.md and what redrive capacity reckons with
 	$(BIN)/python -m benchmarks page
 
 .PHONY: adopt-proof

@@ -2,7 +2,8 @@
 
 BENCH_QUICK=1 takes a twentieth of the rows; BENCH_PG=15 another major than the newest; DATABASE_URL a server that is
 there, with the right to create databases. `make bench ONLY=roads` measures that alone and leaves the other figures as
-they were. `make bench-page` puts the results into docs/performance.md.
+they were. `make bench-page` puts the results into docs/performance.md and docs/scale.md, and what a job costs into
+redrive.capacity.costs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import platform
 import sys
 import time
 from datetime import UTC, datetime
+from importlib import reload
 from pathlib import Path
 from typing import Any
 
+from benchmarks import scale_page
 from benchmarks.bars import lines, page
 from benchmarks.measurements import MEASUREMENTS, QUICK, Sizes, idling
+from benchmarks.scale_page import settled, written
 from benchmarks.stage import staged
+from redrive.capacity import costs
 
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -90,10 +95,19 @@ def paged(text: str, results: dict[str, Any]) -> str:
     return f"{before}{FRAME[0]}\n\n{page(results)}\n\n{FRAME[1]}{after}"
 
 
+def bring(results: dict[str, Any]) -> None:
+    """Put results into the documentation, and into the code that reckons with them."""
+    PAGE.write_text(paged(PAGE.read_text(), results))
+    code = Path(costs.__file__)
+    code.write_text(settled(code.read_text(), results))
+    reload(costs)
+    scale_page.PAGE.write_text(written(scale_page.PAGE.read_text(), results))
+
+
 def main() -> None:
     """Measure, show, write; with the word ``page``, put what was written into the documentation."""
     if sys.argv[1:] == ["page"]:
-        PAGE.write_text(paged(PAGE.read_text(), json.loads(RESULTS.read_text())))
+        bring(json.loads(RESULTS.read_text()))
         return
     quick = os.environ.get("BENCH_QUICK", "") not in ("", "0")
     sizes = QUICK if quick else Sizes()

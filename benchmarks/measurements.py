@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from benchmarks import floor
 from benchmarks.roads import roads
+from benchmarks.scale import scale
 from benchmarks.stage import Stage, claims_of
 from redrive.bench import scenarios
 from redrive.bench.application import ASYNC, THREAD
@@ -64,6 +65,9 @@ class Sizes:
     """Jobs of one round beside those."""
     slow: float = 10.0
     idle: float = 60.0
+    scale: int = 60_000
+    """Jobs of each life; fewer of large payloads."""
+    scale_runs: int = 3
 
 
 QUICK = Sizes(
@@ -81,6 +85,8 @@ QUICK = Sizes(
     beside=2_000,
     slow=2.0,
     idle=10.0,
+    scale=10_000,
+    scale_runs=1,
 )
 
 
@@ -255,6 +261,7 @@ MEASUREMENTS: tuple[Callable[[Stage, Sizes], Figures], ...] = (
     horizon,
     crowded,
     slow,
+    scale,
 )
 
 

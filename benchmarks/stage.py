@@ -96,6 +96,13 @@ class Stage:
                 return
         raise SystemExit(f'somebody is connected to database "{name}": drop it when they have left')
 
+    @property
+    def pid(self) -> int | None:
+        """The server's first process; None where it is not ours."""
+        if not self._server:
+            return None
+        return int((self._server.directory / "data" / "postmaster.pid").read_text().split()[0])
+
     def checkpoint(self) -> None:
         """Write everything out, so that no measurement pays for the one before; where that is allowed."""
         with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
@@ -122,7 +129,13 @@ def staged() -> Stage:
         raise SystemExit("DATABASE_URL and BENCH_PG were both given: give one of them")
     if given:
         return Stage(url=given)
-    return Stage(DevServer(bindir=binaries(int(major)) if major else None, settings=SHIPPED | LOG))
+    return Stage(DevServer(bindir=chosen(), settings=SHIPPED | LOG))
+
+
+def chosen() -> Path | None:
+    """Find the Postgres that BENCH_PG names; None for the newest."""
+    major = os.environ.get("BENCH_PG")
+    return binaries(int(major)) if major else None
 
 
 def claims_of(log: Path, pid: int, offset: int) -> list[float]:

@@ -14,10 +14,12 @@ from benchmarks.__main__ import FRAME, PAGE, RESULTS, measure_only, paged, round
 from benchmarks.bars import BARS, lines, page
 from benchmarks.measurements import Sizes, crowded, drain, enqueue, horizon
 from benchmarks.roads import roads
+from benchmarks.scale import life
 from benchmarks.stage import LOG as LOGGING
 from benchmarks.stage import Stage, claims_of, staged
 from redrive.bench.scenarios import WARM_UP
 from redrive.bench.scratch import Place
+from redrive.capacity.costs import SIZES
 from redrive.dev_server import DevServer
 
 PROMISED = {
@@ -119,6 +121,9 @@ def test_a_tiny_run_gives_the_figures():
     with Stage(server) as stage:
         for measurement in (drain, horizon, crowded):
             found |= measurement(stage, TINY)
+        lived = life(stage, SIZES[0], 60)
+    assert lived.row > 100
+    assert min(lived.enqueue.wal, lived.run.wal, lived.prune.wal) > 0
     apart = {"pickup_ms_p50", "pickup_ms_p99"}  # of a scenario that `redrive bench` has, too
     assert PROMISED - apart - set(found) == set()
     assert [key for key in PROMISED - apart if not isinstance(found[key], float)] == []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.rows import namedtuple_row
-from psycopg.sql import Identifier
+from psycopg.sql import SQL, Identifier
 
 from redrive import figures
 from redrive.sql import compose, text_of
@@ -86,7 +86,7 @@ def judge(now: Measured) -> Answer:
         return Answer(
             "worth measuring",
             load + claim,
-            "`redrive bench` says what this database can do; a database of its own for the jobs comes before a broker",
+            "`redrive capacity` says which step is next, and what it would buy; see docs/scale.md",
         )
     if (now.wait_p95 or 0.0) > LONG_WAIT and (now.slots_taken or 0.0) >= BUSY:
         return Answer(
@@ -96,7 +96,11 @@ def judge(now: Measured) -> Answer:
         )
     if grows or ((now.share or 0.0) >= MUCH_TIME and busy >= A_LITTLE) or now.peak_rate >= MANY:
         waits = f"; waits grow: p95 {span(now.wait_p95 or 0.0)} within the hour" if grows else ""
-        return Answer("not yet", load + waits, "look again when it has doubled; `redrive bench` says how far that is")
+        return Answer(
+            "not yet",
+            load + waits,
+            "look again when it has doubled; `redrive capacity` says how far it goes, see docs/scale.md",
+        )
     return Answer("no", load)
 
 
@@ -115,7 +119,7 @@ def measure(patient: Patient) -> Measured:
         day, hour = stats.total(DAY, connection=conn), stats.total(HOUR, connection=conn)
         tens, minutes = stats.series(DAY, connection=conn), stats.series(HOUR, connection=conn)
         fleet = figures.look(patient.queue, conn)
-    spent = _spent(patient)
+    spent = statements(patient)
     held = any(row.seconds is None or row.seconds > 600 for row in patient.ask("desk_horizon"))  # noqa: PLR2004 - ten minutes
     return Measured(
         jobs_a_day=day.ended,
@@ -131,11 +135,16 @@ def measure(patient: Patient) -> Measured:
     )
 
 
-def _spent(patient: Patient) -> Any:
-    """Ask pg_stat_statements, where it is installed and this role may; its column has had two names."""
+def statements(patient: Patient) -> Any:
+    """Ask pg_stat_statements, where it is installed and this role may; its column has had two names.
+
+    Gives the milliseconds of all statements and of redrive's (``total``, ``ours``), the WAL of the latter (``wal``),
+    its ``claims`` and what one takes (``claim_ms``), and for how many ``seconds`` it has been counting; None without.
+    """
     for place in patient.ask("doctor_statements_place"):
         total = "total_exec_time" if place.server_version >= VERSION_OF_TOTAL else "total_time"
         known = place.server_version >= VERSION_OF_INFO
+        known_wal = place.server_version >= VERSION_OF_TOTAL
         info = Identifier(place.schema, "pg_stat_statements_info")
         since = text_of("doctor_counted_since" if known else "doctor_counted_since_unknown")
         text = compose(
@@ -144,6 +153,7 @@ def _spent(patient: Patient) -> Any:
             statements_view=Identifier(place.schema, "pg_stat_statements"),
             total_time=Identifier(total),
             info_view=info,
+            wal_written=SQL("wal_bytes" if known_wal else "NULL::numeric"),
         )
         params = {"quoted": Identifier(patient.schema).as_string(None) + "."}
         try:

@@ -47,6 +47,7 @@ COMMANDS = {
     "adopt": "redrive.cli.adoptions",
     "explain": "redrive.cli.explain",
     "bench": "redrive.cli.bench",
+    "capacity": "redrive.cli.capacity",
     "completion": "redrive.cli.completion",
     "demo": "redrive.demo",
 }

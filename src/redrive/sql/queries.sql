@@ -2879,7 +2879,7 @@ WHERE e.extname = 'pg_stat_statements'
 -- name: doctor_statements
 -- How much of this database's time went into statements that name the schema, and what a claim takes.
 SELECT sum({total_time})::float8 AS total, coalesce(sum({total_time}) FILTER (WHERE ours), 0)::float8 AS ours,
-       sum(calls) FILTER (WHERE claims)::bigint AS claims,
+       sum({wal_written}) FILTER (WHERE ours)::float8 AS wal, sum(calls) FILTER (WHERE claims)::bigint AS claims,
        (sum({total_time}) FILTER (WHERE claims) / nullif(sum(calls) FILTER (WHERE claims), 0))::float8 AS claim_ms,
        extract(epoch FROM clock_timestamp() - {since})::float8 AS seconds
 FROM (
@@ -2894,6 +2894,29 @@ FROM (
 
 -- name: doctor_counted_since_unknown
 NULL::timestamptz
+
+
+------------------------------------------------------------------------------------------------ what capacity asks
+-- It only looks. The newest rows say what payloads are now, and what was in their place a year ago does not matter.
+
+-- name: capacity_payload
+SELECT avg(octet_length(payload::text))::float8 AS bytes, count(*) AS jobs
+FROM (SELECT payload FROM {jobs} ORDER BY id DESC LIMIT %(newest)s::int) newest
+
+-- name: capacity_server
+SELECT current_setting('max_connections')::int AS most,
+       current_setting('superuser_reserved_connections')::int
+       + coalesce(current_setting('reserved_connections', true), '0')::int AS reserved,
+       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+       (SELECT count(*) FROM pg_stat_activity
+        WHERE backend_type = 'client backend' AND application_name ~ '^redrive (claim|outcome|heartbeat|listen)') AS workers,
+       pg_size_bytes(current_setting('shared_buffers'))::float8 AS buffers,
+       pg_size_bytes(current_setting('max_wal_size'))::float8 AS wal_size,
+       (SELECT stats_reset FROM pg_stat_database WHERE datname = current_database()) AS since,
+       current_setting('server_version') AS version
+
+-- name: capacity_processes
+SELECT count(*) AS processes, count(DISTINCT host) AS hosts FROM {workers} WHERE heartbeat_at > {clock}() - lease
 
 
 ------------------------------------------------------------------------------------------------ what the doctor prescribes
