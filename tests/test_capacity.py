@@ -182,7 +182,10 @@ class TestCommand:
     def test_it_says_why_the_server_s_part_is_not_measured_here(self, db):
         assert "pg_stat_statements is not installed" in redrive(db, "capacity").stderr
 
-    @pytest.mark.parametrize("words", [("--rate", "0"), ("--run", "0"), ("--run", "soon"), ("--payload", "-1")])
+    @pytest.mark.parametrize(
+        "words",
+        [("--rate", "0"), ("--rate", "nan"), ("--rate", "inf"), ("--run", "0"), ("--run", "soon"), ("--payload", "-1")],
+    )
     def test_what_makes_no_sense_is_refused(self, db, words):
         assert words[0] in complaint(redrive(db, "capacity", *words, code=2))
 

@@ -152,18 +152,27 @@ def _said(cost: Cost) -> str:
 def paper(rates: tuple[float, ...], *, cores: int = 16, run: float = 0.1) -> str:
     """Write what rates take, as the table of docs/scale.md: by multiplication, beyond what anybody measured."""
     rest = (RUN.value or 0.0) + (PRUNE.value or 0.0)
-    single, many = rest + (ENQUEUE_WITHIN.value or 0.0), rest + (ENQUEUE_MANY.value or 0.0)
     held = cores * (SHARE.value or 0.0) * 1e6
+    # Each of these walls is one server's.
+    pruned = (PRUNED.value or 1.0) * (FOUR_PRUNERS.value or 1.0)
+    logged = (WAL_SPEED.value or 1.0) * 1e6 / (WAL[0].value or 1.0)
     rows = ["| jobs/s | a day | servers, one by one / many | workers' own cores | slots at 100 ms | WAL a day, TB |"]
     rows += ["|---|---|---|---|---|---|"]
     for rate in rates:
-        servers = [-int(-rate * us // held) for us in (single, many)]
+        servers = [
+            _up(max(rate * (rest + (enqueue.value or 0.0)) / held, rate / pruned, rate / logged))
+            for enqueue in (ENQUEUE_WITHIN, ENQUEUE_MANY)
+        ]
         rows.append(
             f"| {rate:,.0f} | {_count(rate * 86_400)} | {servers[0]:,} / {servers[1]:,} "
             f"| {rate * (ENGINE_CPU.value or 0.0) / 1e6:,.2g} | {_count(rate * run / (BUSY.value or 1.0))} "
             f"| {rate * (WAL[0].value or 0.0) * 86_400 / 1e12:,.2g} |"
         )
     return "\n".join(rows)
+
+
+def _up(value: float) -> int:
+    return -int(-value // 1)
 
 
 def _count(value: float) -> str:

@@ -217,11 +217,12 @@ def _pruning(now: Setup, rate: float) -> Wall:
     each = costs.PRUNED.value or 0.0
     # Beyond four it was not measured, and is not counted on.
     more = {0: 0.0, 1: 1.0}.get(now.processes, (costs.FOUR_PRUNERS.value or 1.0) * min(1.0, now.processes / 4))
-    workers = "no worker is alive" if not now.processes else f"{_processes(min(4, now.processes))} of {now.processes}"
     return Wall(
         name="pruning",
         holds=now.databases * max(min(1, now.processes), more) * each / now.mean,
-        why=f"one process removes {each:,.0f} rows/s; {workers} counted on",
+        why=f"a process removes {each:,.0f} rows/s, and no more than four are counted on"
+        if now.processes
+        else "no worker is alive",
         source=costs.PRUNED.source,
         needs=f"{number(_up(rate * now.mean))} rows/s",
     )

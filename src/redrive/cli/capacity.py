@@ -20,6 +20,20 @@ FEW = 100.0
 """Jobs a second that are taken as wished where none ran."""
 ABOVE = 2.0
 """What is wished unless it is said: so many times the peak."""
+MOST = 1e9
+
+
+class Positive(click.ParamType):
+    """A number above 0 that can be reckoned with: none that is no number, and none without end."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it."""
+        found: float = click.FLOAT.convert(value, param, ctx)
+        if not 0 < found <= MOST:
+            self.fail(f"{value} is not a number above 0, and up to {MOST:,.0f}", param, ctx)
+        return found
 
 
 @click.command(
@@ -32,15 +46,11 @@ ABOVE = 2.0
         "redrive capacity --json | jq .next",
     ),
 )
-@click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="Jobs a second that are wished, all day."
-)
-@click.option(
-    "--payload", type=click.FloatRange(1), metavar="BYTES", help="Of a job, instead of what is measured here."
-)
+@click.option("--rate", type=Positive(), metavar="N", help="Jobs a second that are wished, all day.")
+@click.option("--payload", type=Positive(), metavar="BYTES", help="Of a job, instead of what is measured here.")
 @click.option("--run", metavar="SECONDS", help="What a handler takes, instead of what is measured here: 0.25, 250ms.")
-@click.option("--cores", type=click.FloatRange(0.1), metavar="N", help="Of the database's server; SQL does not tell.")
-@click.option("--disk", type=click.FloatRange(0.1), metavar="GB", help="That jobs may take.")
+@click.option("--cores", type=Positive(), metavar="N", help="Of the database's server; SQL does not tell.")
+@click.option("--disk", type=Positive(), metavar="GB", help="That jobs may take.")
 @as_json
 @database
 def capacity(
@@ -88,15 +98,16 @@ def capacity(
 
 
 def _tell_facts(found: Facts, setup: Setup, rate: float, wished: str) -> None:
+    from redrive import broker
     from redrive.capacity import walls
 
     ran = (
-        f"{screen.jobs(found.jobs_a_day)} within a day, {found.peak_rate:,.3g} jobs/s at the peak"
+        f"{screen.jobs(found.jobs_a_day)} within a day, {_rate(found.peak_rate)} at the peak"
         if found.jobs_a_day
         else "no job ran within a day"
     )
     click.echo(f"{ran}; wished: {_rate(rate)} ({wished})")
-    if found.share is not None and found.sessions is not None:
+    if found.share is not None and (found.sessions or 0.0) >= broker.A_LITTLE:
         click.echo(
             f"jobs take {found.share:.0%} of the time of all statements here: {found.sessions:.2g} sessions on average"
         )
