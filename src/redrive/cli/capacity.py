@@ -23,17 +23,11 @@ ABOVE = 2.0
 MOST = 1e9
 
 
-class Positive(click.ParamType):
-    """A number above 0 that can be reckoned with: none that is no number, and none without end."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it."""
-        found: float = click.FLOAT.convert(value, param, ctx)
-        if not 0 < found <= MOST:
-            self.fail(f"{value} is not a number above 0, and up to {MOST:,.0f}", param, ctx)
-        return found
+def _positive(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """Let through what can be reckoned with: no NaN, nothing without end."""
+    if value is not None and not 0 < value <= MOST:
+        raise click.BadParameter(f"{value:g} is not a number above 0, and up to {MOST:,.0f}", ctx, param)
+    return value
 
 
 @click.command(
@@ -46,11 +40,15 @@ class Positive(click.ParamType):
         "redrive capacity --json | jq .next",
     ),
 )
-@click.option("--rate", type=Positive(), metavar="N", help="Jobs a second that are wished, all day.")
-@click.option("--payload", type=Positive(), metavar="BYTES", help="Of a job, instead of what is measured here.")
+@click.option("--rate", type=float, callback=_positive, metavar="N", help="Jobs a second that are wished, all day.")
+@click.option(
+    "--payload", type=float, callback=_positive, metavar="BYTES", help="Of a job, instead of what is measured here."
+)
 @click.option("--run", metavar="SECONDS", help="What a handler takes, instead of what is measured here: 0.25, 250ms.")
-@click.option("--cores", type=Positive(), metavar="N", help="Of the database's server; SQL does not tell.")
-@click.option("--disk", type=Positive(), metavar="GB", help="That jobs may take.")
+@click.option(
+    "--cores", type=float, callback=_positive, metavar="N", help="Of the database's server; SQL does not tell."
+)
+@click.option("--disk", type=float, callback=_positive, metavar="GB", help="That jobs may take.")
 @as_json
 @database
 def capacity(
