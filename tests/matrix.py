@@ -46,6 +46,9 @@ POOLED = ("pooler", "guarantees")
 
 POSTGRES = ("12", "13", "14", "15", "16", "17", "18")
 PYTHON = ("3.11", "3.12", "3.13")
+DJANGO = ("4.2", "6.0")
+DJANGO_PYTHON = "3.12"
+"""One that both know."""
 DATABASE = {
     "repeatable read": {"MATRIX_SETTINGS": "default_transaction_isolation=repeatable read"},
     "serializable": {"MATRIX_SETTINGS": "default_transaction_isolation=serializable"},
@@ -56,7 +59,7 @@ DATABASE = {
     "SQL_ASCII": {"MATRIX_ENCODING": "SQL_ASCII"},
     "pgbouncer": {"MATRIX_POOLER": "1"},
 }
-FEW = {"postgres": "12", "python": PYTHON[-1], "database": "serializable in Asia/Tokyo,LATIN1,pgbouncer"}
+FEW = {"postgres": "12", "python": PYTHON[-1], "django": "", "database": "serializable in Asia/Tokyo,LATIN1,pgbouncer"}
 
 
 class NotHere(Exception):
@@ -79,11 +82,12 @@ class Cell:
         return self.outcome in ("passed", "not here")
 
 
-def cells(postgres: str, python: str, database: str) -> Iterator[tuple[str, str]]:
+def cells(postgres: str, python: str, django: str, database: str) -> Iterator[tuple[str, str]]:
     """List what was chosen, each as its dimension and its value."""
     for dimension, given, known in (
         ("postgres", postgres, POSTGRES),
         ("python", python, PYTHON),
+        ("django", django, DJANGO),
         ("database", database, DATABASE),
     ):
         for value in filter(None, map(str.strip, given.split(","))):
@@ -106,6 +110,9 @@ def prepared(dimension: str, value: str) -> Cell:
             raise NotHere(str(error)) from error
     elif dimension == "python":
         cell.python = str(environment(value))
+    elif dimension == "django":
+        more = (f"django~={value}.0", "django-tasks", "psycopg-pool", "aiosmtpd", "pytest-django")
+        cell.python = str(environment(DJANGO_PYTHON, f"django-{value}", "[dev-server,web]", more))
     else:
         cell.env |= DATABASE[value]
         if value == "pgbouncer" and find_pgbouncer() is None:
@@ -113,18 +120,18 @@ def prepared(dimension: str, value: str) -> Cell:
     return cell
 
 
-def environment(version: str) -> Path:
+def environment(version: str, name: str = "", extras: str = "[dev-server]", more: tuple[str, ...] = ()) -> Path:
     """Make an environment of that Python with the package and its tools, unless there is one that is new enough."""
-    if sys.version_info[:2] == tuple(map(int, version.split("."))):
+    if not name and sys.version_info[:2] == tuple(map(int, version.split("."))):
         return Path(sys.executable)
-    python = ENVIRONMENTS / version / "bin" / "python"
-    stamp, wanted = ENVIRONMENTS / version / ".dev", ROOT / "pyproject.toml"
+    place = ENVIRONMENTS / (name or version)
+    python, stamp, wanted = place / "bin" / "python", place / ".dev", ROOT / "pyproject.toml"
     if stamp.exists() and stamp.stat().st_mtime >= wanted.stat().st_mtime:
         return python
     found = next(filter(_works, _pythons(version)), None)
     if found is None:
         raise NotHere(f"no Python {version}")
-    subprocess.run([found, "-m", "venv", "--clear", ENVIRONMENTS / version], check=True)
+    subprocess.run([found, "-m", "venv", "--clear", place], check=True)
     print("installing ...", end=" ", flush=True)
     install = [
         python,
@@ -134,8 +141,9 @@ def environment(version: str) -> Path:
         "--quiet",
         "--disable-pip-version-check",
         "--editable",
-        f"{ROOT}[dev-server]",
+        f"{ROOT}{extras}",
         *TOOLS,
+        *more,
     ]
     subprocess.run(install, check=True, stderr=subprocess.PIPE)
     stamp.touch()
@@ -180,16 +188,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__.partition("\n")[0])
     parser.add_argument("--postgres", help=f"majors, with commas between them; all are {','.join(POSTGRES)}")
     parser.add_argument("--python", help=f"versions; all are {','.join(PYTHON)}")
+    parser.add_argument("--django", help=f"versions, with its own tests alone; all are {','.join(DJANGO)}")
     parser.add_argument("--database", help=f"settings of the database; all are {','.join(DATABASE)}")
     parser.add_argument("--quick", action="store_true", help="the shortest suite; alone, in a few cells only")
     parser.add_argument("more", nargs="*", help="more arguments for pytest, after --")
     given = parser.parse_args()
-    named = {name: getattr(given, name) for name in ("postgres", "python", "database")}
+    named = {name: getattr(given, name) for name in ("postgres", "python", "django", "database")}
     asked = any(value is not None for value in named.values())
     default = (
         FEW
         if given.quick
-        else {"postgres": ",".join(POSTGRES), "python": ",".join(PYTHON), "database": ",".join(DATABASE)}
+        else {
+            "postgres": ",".join(POSTGRES),
+            "python": ",".join(PYTHON),
+            "django": ",".join(DJANGO),
+            "database": ",".join(DATABASE),
+        }
     )
     chosen = {name: value or "" if asked else default[name] for name, value in named.items()}
     done: list[Cell] = []
@@ -202,6 +216,7 @@ def main() -> int:
             print(f"{cell.outcome}: {error}", flush=True)
         else:
             files = POOLED if value == "pgbouncer" else SHORT if given.quick else SUITE
+            files = ("django",) if dimension == "django" else files
             run(cell, files, given.more)
             print(f"{cell.outcome} in {cell.seconds:.0f} s: {summary(cell.said)}", flush=True)
             if not cell.ok:

@@ -17,7 +17,7 @@ import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
@@ -255,3 +255,17 @@ def test_without_django_the_extra_is_named(monkeypatch):
 def test_an_unset_database_is_no_guess():
     with override_settings(REDRIVE={"DATABASE": ""}), pytest.raises(ImproperlyConfigured, match="give an alias"):
         options()
+
+
+def test_a_worker_for_another_database_works_that_one():
+    """The project's queue is made when its handlers are imported, which is before --using is read."""
+    clear(using="other")
+    job = queue.enqueue("export_invoice", {"order": 0}, using="other")
+    paths = os.pathsep.join(map(str, [EXAMPLE.parent.parent / "tests", EXAMPLE, os.environ.get("PYTHONPATH", "")]))
+    words = [sys.executable, EXAMPLE / "manage.py", "redrive", "--using", "other", "worker", "--once"]
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(words, check=False, env=env, capture_output=True, text=True, timeout=60)
+    with connections["other"].cursor() as cursor:
+        cursor.execute("SELECT claims FROM redrive.jobs WHERE id = %s", [job.id])
+        assert cursor.fetchone() == (1,), done.stderr
+    clear(using="other")

@@ -29,9 +29,9 @@ class BoundedPaginator(Paginator):
 
     @property
     def said(self) -> str:
-        """The number in words, with a + or an about where it is one."""
+        """The number in words, with a + or an about; nothing where Django says it itself, since all can be paged."""
         if self._counted <= MOST:
-            return f"{self._counted:,} jobs"
+            return ""
         if self.object_list.query.where:
             return f"{MOST:,}+ jobs; the newest {MOST:,} are listed"
         queue = project_queue()

@@ -13,6 +13,7 @@ from django.db import connections
 
 from redrive.cli import cli
 from redrive.django.options import USING, options, url
+from redrive.django.ormqueue import project_queue
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -67,13 +68,15 @@ class Command(BaseCommand):
         words, alias = _without_using(words)
         before = dict(os.environ)
         argv, sys.argv = sys.argv, ["redrive", *words]  # what worker processes are started with
+        queue = project_queue()  # made when the apps' jobs were imported, before anybody had read --using
+        usual = queue.alias
         try:
             if alias:
-                os.environ[USING] = alias
+                os.environ[USING] = queue.alias = alias
             os.environ |= _place() | {"REDRIVE_APP": WORKERS if words[:1] == ["worker"] else TARGET}
             cli(args=words, prog_name="manage.py redrive")
         finally:
-            sys.argv = argv
+            sys.argv, queue.alias = argv, usual
             for name in os.environ.keys() - before.keys():
                 del os.environ[name]
             os.environ.update(before)
