@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from redrive import store
+from redrive import claims
 from redrive.adopt import bridge, undo
 from redrive.adopt.mapping import parse
 from redrive.connections import conninfo
@@ -146,7 +146,7 @@ def claim(worker: psycopg.Connection) -> Callable[[], object]:
     """Claim a hundred jobs as a worker does."""
     how = {"kinds": ["mail"], "priorities": [5], "lanes": [""], "quotas": [100], "limit": 100}
     ways = {"starts": ["-infinity"], "start_ids": [0], "ends": [None], "end_ids": [None]}
-    return lambda: run(worker, store.claim(HOLDER, **how, **ways))
+    return lambda: run(worker, claims.claim(HOLDER, **how, **ways))
 
 
 def succeed(worker: psycopg.Connection) -> Callable[[], object]:

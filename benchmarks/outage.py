@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 
 from benchmarks.soak.picture import Panel, sheet
-from redrive import Queue, store
+from redrive import Queue, claims
 from redrive.dev_server import DevServer
 from redrive.executor import execute_here
 from redrive.guard import Guard
@@ -93,7 +93,7 @@ class Play:
     async def turn(self) -> None:
         """Claim what is due and may go, run it, and write what came of it: as a worker does."""
         lanes, now = self._lanes, self._provider.now
-        rows = await self._wire.run(store.survey("redrive", **lanes.look()))
+        rows = await self._wire.run(claims.survey("redrive", **lanes.look()))
         survey = lanes.surveyed(rows, 0.0, now)
         lanes.limits.broken = self._guard.learn(lanes.limits.breakers, now)
         lanes.limits.arrived()
@@ -109,12 +109,12 @@ class Play:
     async def _claim(self, now: float) -> list[Any]:
         holder, lanes = Holder(WORKER, "redrive"), self._lanes
         plan = lanes.plan(LIMIT, lambda _kind: LIMIT, now)
-        jobs = await self._wire.run(store.claim(holder, **plan.params())) if plan.lanes else []
+        jobs = await self._wire.run(claims.claim(holder, **plan.params())) if plan.lanes else []
         plan = lanes.plan(LIMIT, lambda _kind: LIMIT, now, limited=True)
         if plan.lanes:
             async with self._conn.transaction():
-                locked = await self._wire.run(store.lock_limits("redrive", ["mail"]))
-                jobs += await self._wire.run(store.claim_limited(holder, locked=locked, **plan.params()))
+                locked = await self._wire.run(claims.lock_limits("redrive", ["mail"]))
+                jobs += await self._wire.run(claims.claim_limited(holder, locked=locked, **plan.params()))
         return jobs
 
     async def _write(self) -> None:

@@ -209,8 +209,9 @@ def measured(text: str) -> None:
 class Inside:
     """Workers in a thread of this process, for tests that reach into them: ``with Inside(queue) as inside``."""
 
-    def __init__(self, *queues: Queue, **settings: Any) -> None:
-        self.workers: list[Worker] = [queue.worker(**settings) for queue in queues]
+    def __init__(self, *those: Queue | Worker, **settings: Any) -> None:
+        """Take queues, each for one worker of its own, or workers that are made already."""
+        self.workers = [each if isinstance(each, Worker) else each.worker(**settings) for each in those]
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._turn, name="workers of a test")
 
@@ -220,7 +221,7 @@ class Inside:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        wait_for(lambda: self.error or all(hasattr(w, "producer") and w.heartbeat.fresh for w in self.workers))
+        wait_for(lambda: self.error or all(hasattr(w, "watch") and w.heartbeat.fresh for w in self.workers))
         return self
 
     def __exit__(self, *_: object) -> None:

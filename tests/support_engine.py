@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row, namedtuple_row
 
-from redrive import Queue, store
+from redrive import Queue, claims
 from redrive.events import Event, subscribe
 from redrive.job import EPOCH, ClaimedJob, Holder
 from redrive.lanes import HEAD, Lane, Lanes, Plan
@@ -37,14 +37,14 @@ def add(conn: psycopg.Connection, kind: str, jobs: int = 1, **columns: Any) -> N
 def claim(conn: psycopg.Connection, *kinds: str, limit: int = 100, alone: bool = False) -> list[Any]:
     """Claim as a worker does: what has no limit, then what has, in one transaction with the lock of its kind."""
     lanes = Lanes(kinds)
-    lanes.surveyed(run(conn, store.survey("redrive", **lanes.look())), 0.0, 1.0)
-    jobs = run(conn, store.claim(WORKER, **lanes.plan(limit, lambda _kind: limit, 1.0).params()))
+    lanes.surveyed(run(conn, claims.survey("redrive", **lanes.look())), 0.0, 1.0)
+    jobs = run(conn, claims.claim(WORKER, **lanes.plan(limit, lambda _kind: limit, 1.0).params()))
     with conn.transaction():
-        locked = run(conn, store.lock_limits("redrive", list(lanes.limits)))
+        locked = run(conn, claims.lock_limits("redrive", list(lanes.limits)))
         if alone:
-            return run(conn, store.claim_alone(WORKER, kinds=list(kinds), locked=locked))
+            return run(conn, claims.claim_alone(WORKER, kinds=list(kinds), locked=locked))
         plan = lanes.plan(limit, lambda _kind: limit, 1.0, limited=True)
-        return jobs + run(conn, store.claim_limited(WORKER, locked=locked, **plan.params()))
+        return jobs + run(conn, claims.claim_limited(WORKER, locked=locked, **plan.params()))
 
 
 def claimed(kind: str = "k", payload: str = "{}", *, holder: Holder | None = None, **columns: Any) -> ClaimedJob:
@@ -77,7 +77,7 @@ def claim_of(holder: Holder, lanes: Iterable[tuple[str, int, str]], quota: int, 
     """Claim from the heads of *lanes* as a worker does, at most *quota* jobs of each."""
     known = [Lane(*lane) for lane in lanes]
     plan = Plan(known, [quota] * len(known), [HEAD] * len(known), limit)
-    return store.claim(holder, **plan.params())
+    return claims.claim(holder, **plan.params())
 
 
 def drain(queue: Queue, **settings: Any) -> None:

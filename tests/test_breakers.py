@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from redrive import InvalidOption, Queue, store
+from redrive import InvalidOption, Queue, claims
 from redrive.lanes import Lanes
 from redrive.statements import named, run
 from redrive.testing import clock
@@ -40,7 +40,7 @@ def broken(conn: psycopg.Connection) -> dict[str, bool]:
 
 
 def suspects(conn: psycopg.Connection, *kinds: str) -> bool:
-    return run(conn, store.survey("redrive", **Lanes(kinds).look()))[-1].suspects
+    return run(conn, claims.survey("redrive", **Lanes(kinds).look()))[-1].suspects
 
 
 @pytest.fixture
@@ -281,13 +281,13 @@ class TestUnderAttack:
         add(conn, "mail", 3)
         conn.execute("update redrive.breakers set probe_at = now() - interval '1 s'")
         lanes = Lanes(["mail"])
-        lanes.surveyed(run(conn, store.survey("redrive", **lanes.look())), 0.0, 1.0)
+        lanes.surveyed(run(conn, claims.survey("redrive", **lanes.look())), 0.0, 1.0)
         plan = lanes.plan(10, lambda _kind: 10, 1.0, limited=True)
         with psycopg.connect(db) as by_hand:
             with conn.transaction():
-                locked = run(conn, store.lock_limits("redrive", list(lanes.limits)))
+                locked = run(conn, claims.lock_limits("redrive", list(lanes.limits)))
                 by_hand.execute("delete from redrive.breakers")  # its transaction stays open
-                assert len(run(conn, store.claim_limited(WORKER, locked=locked, **plan.params()))) == 1
+                assert len(run(conn, claims.claim_limited(WORKER, locked=locked, **plan.params()))) == 1
             by_hand.commit()
         assert len(claim(conn, "mail")) == 2
         assert broken(conn) == {"mail": False}
@@ -349,7 +349,7 @@ class TestUnderAttack:
 
     def test_nobody_stumbles_over_the_name_of_a_kind_that_is_not_its_own(self, conn):
         trip(conn, kind="odd")
-        *_, last = run(conn, store.survey("redrive", **Lanes(["mail"]).look()))
+        *_, last = run(conn, claims.survey("redrive", **Lanes(["mail"]).look()))
         assert (last.limited, last.breakers) == ([], None)
 
 

@@ -51,8 +51,9 @@ def test_help_does_not_wait_for_the_driver_or_the_tables():
 
 def test_every_setting_is_a_flag_of_the_worker_and_names_its_variable():
     shown = " ".join(redrive(None, "worker", "--help").stdout.split())
-    # Whom to tell is no worker's flag: all processes are to agree on it, and half of it is secret.
-    for field in (each for each in dataclasses.fields(Settings) if not each.name.startswith("alert_")):
+    # Whom to tell is no worker's flag: all processes are to agree on it, and half of it is secret. Nor is to where the
+    # relay sends: --broker says from where this one takes.
+    for field in (each for each in dataclasses.fields(Settings) if not each.name.startswith(("alert_", "broker_"))):
         assert f"--{field.name.replace('_', '-')} " in shown
         assert f"REDRIVE_{field.name.upper()}" in shown
 

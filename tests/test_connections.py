@@ -12,7 +12,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from chaos.proxy import Proxy
-from redrive import connections, store
+from redrive import claims, connections
 from redrive.connections import Control, conninfo, is_outage, is_transient
 from redrive.errors import NoDatabase
 from redrive.statements import Statement, named, run
@@ -244,10 +244,10 @@ def test_a_worker_that_freezes_between_two_statements_keeps_its_lock_for_a_while
             wait_for(lambda: free() == ["mail"], 5)
             return say("select 1")
 
-        await held.run_both(store.lock_limits("redrive", ["mail"]), frozen)
+        await held.run_both(claims.lock_limits("redrive", ["mail"]), frozen)
 
     def free():
-        return run(conn, store.lock_limits("redrive", ["mail"]))
+        return run(conn, claims.lock_limits("redrive", ["mail"]))
 
     with pytest.raises(errors.IdleInTransactionSessionTimeout):
         using(db, freezes)

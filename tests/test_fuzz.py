@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from redrive import Discard, InvalidOption, InvalidPayload, Queue, store
+from redrive import Discard, InvalidOption, InvalidPayload, Queue, claims, store
 from redrive.cli import cli
 from redrive.ended import Ended, requeue_preview
 from redrive.failure import describe
@@ -153,7 +153,7 @@ class TestOddRows:
             run(conn, named("bury_hopeless", "redrive"))
             assert run(conn, named("bury_hopeless", "redrive")) == []
             jobs = run(conn, claim_of(holder, lanes_of(conn), 100, 1000))
-            while alone := run(conn, store.claim_alone(holder, kinds=["known"], locked=[])):
+            while alone := run(conn, claims.claim_alone(holder, kinds=["known"], locked=[])):
                 jobs += alone
             assert conn.execute(LEFT).fetchone() == (0,)
             batch = sorted((Finished(job, outcome, 0.1) for job in jobs), key=lambda one: one.job.id)

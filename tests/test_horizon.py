@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from plans import pinned, table
-from redrive import store
+from redrive import claims
 from redrive.job import ClaimedJob, Holder
 from redrive.lanes import DEAR, LONGEST, PATIENCE, Lanes, Plan
 from redrive.statements import run
@@ -56,7 +56,7 @@ class Claimer:
     def claim(self, plan: Plan) -> tuple[list[ClaimedJob], int]:
         with self.conn.transaction():
             before = self.touched()
-            jobs = run(self.conn, store.claim(HOLDER, **plan.params()))
+            jobs = run(self.conn, claims.claim(HOLDER, **plan.params()))
             pages = self.touched() - before
         self.now += pages * PAGE
         return jobs, pages

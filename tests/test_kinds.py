@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from engine import Inside, states
-from redrive import InvalidOption, Queue, store
+from redrive import InvalidOption, Queue, claims
 from redrive.lanes import Lanes
 from redrive.statements import named, run
 from support import wait_for
@@ -37,7 +37,7 @@ class TestPause:
         add(conn, "export", 2)
         assert [job.kind for job in claim(conn, "mail", "export")] == ["export", "export"]
         lanes = Lanes(["mail"])
-        assert not lanes.surveyed(run(conn, store.survey("redrive", **lanes.look())), 0.0, 1.0).due
+        assert not lanes.surveyed(run(conn, claims.survey("redrive", **lanes.look())), 0.0, 1.0).due
         assert queue.kinds.resume("mail")
         assert len(claim(conn, "mail")) == 3
 
@@ -169,13 +169,13 @@ class TestConcurrency:
         add(conn, "export", 5)
         add(conn, "mail", 1)
         queue.kinds.limit("export", running=1)
-        assert [job.kind for job in run(conn, store.claim(WORKER, **plan.params()))] == ["mail"]
+        assert [job.kind for job in run(conn, claims.claim(WORKER, **plan.params()))] == ["mail"]
 
     def test_a_kind_that_a_rival_is_claiming_is_left_out_and_not_waited_for(self, db, conn, queue):
         queue.kinds.limit("export", running=1)
         add(conn, "export", 2)
         with psycopg.connect(db) as rival:
-            assert run(rival, store.lock_limits("redrive", ["export"])) == ["export"]
+            assert run(rival, claims.lock_limits("redrive", ["export"])) == ["export"]
             assert claim(conn, "export") == []
         assert len(claim(conn, "export")) == 1
 
@@ -213,7 +213,7 @@ class TestConcurrency:
         queue.kinds.limit("export", running=1)
         add(conn, "export", 2)
         with psycopg.connect(db) as rival:
-            run(rival, store.lock_limits("redrive", ["export"]))
+            run(rival, claims.lock_limits("redrive", ["export"]))
             with Inside(queue) as inside:
                 wait_for(lambda: inside.workers[0].producer._step > 5)
                 rival.rollback()

@@ -65,7 +65,7 @@ def woken(monkeypatch):
     after_wake_up = Producer._after_wake_up
 
     def counted(producer, room):
-        count[producer._holder.name] += 1
+        count[producer._claims.holder.name] += 1
         return after_wake_up(producer, room)
 
     monkeypatch.setattr(Producer, "_after_wake_up", counted)

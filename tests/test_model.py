@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from psycopg.rows import dict_row
 
 from model import COLUMNS, EDGES, MAX_CRASHES, SECOND, Beat, Lease, Model, Row, Said
-from redrive import store
+from redrive import claims, store
 from redrive.ended import Ended, requeue
 from redrive.failure import describe
 from redrive.job import FINISHED, STATES, Holder
@@ -240,7 +240,7 @@ class JobsTable(RuleBasedStateMachine):
             sum(each.job_id == row.id and each.error_type == "WorkerLost" for each in self.model.failures)
             for row in expected
         ]
-        now, jobs = self.say(store.claim_alone(Holder(worker, "redrive"), kinds=list(KINDS), locked=[]))
+        now, jobs = self.say(claims.claim_alone(Holder(worker, "redrive"), kinds=list(KINDS), locked=[]))
         assert [job.reclaims for job in jobs] == reclaims
         self._claimed(now, jobs, expected, worker)
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from redrive import Queue, store
+from redrive import Queue, claims
 from redrive.connections import Control
 from redrive.job import Holder
 from redrive.lanes import NEVER, PAGE, STRIKES, Lanes
@@ -374,7 +374,7 @@ class TestSurvey:
         lanes, more = Lanes(kinds), True
         with psycopg.connect(db) as conn:
             while more:
-                *found, last = run(conn, store.survey("redrive", **lanes.look()))
+                *found, last = run(conn, claims.survey("redrive", **lanes.look()))
                 assert len({(one.kind, one.priority, one.lane) for one in found}) == len(found), "each lane once"
                 more = lanes.surveyed([*found, last], 0.0, 0.0).more
         return {
@@ -400,10 +400,10 @@ class TestSurvey:
         plain_insert(conn, "k", run_at="2019-12-31")
         for priority, lane in ((4, "x"), (5, "a"), (5, "b"), (6, "")):
             plain_insert(conn, "k", lane=lane, priority=priority, run_at="2019-12-31")
-        found = {(one.priority, one.lane) for one in run(conn, store.survey("redrive", **look))}
+        found = {(one.priority, one.lane) for one in run(conn, claims.survey("redrive", **look))}
         assert found == {(4, "x"), (5, "a"), (5, "b"), (6, ""), (None, None)}
         plain_insert(conn, "k", run_at="2020-01-01")
-        assert (5, "") in {(one.priority, one.lane) for one in run(conn, store.survey("redrive", **look))}
+        assert (5, "") in {(one.priority, one.lane) for one in run(conn, claims.survey("redrive", **look))}
 
     def test_each_lane_is_listed_once_with_the_time_until_its_first_job(self, db, conn):
         for lane, seconds in (("", 50), ("", 5), ("x", -5), ("x", 500)):
@@ -481,9 +481,9 @@ def test_two_installations_in_one_database_have_each_its_own_jobs(db, conn):
 def test_of_very_many_lanes_the_first_are_served_before_the_last_are_known(db, conn, monkeypatch):
     """Each page of a survey looks at all that those before have found: of 20,000 lanes nothing ran for a minute."""
     pages = []
-    real = store.survey
+    real = claims.survey
     monkeypatch.setattr("redrive.producer.SURVEY_MOST", 0.0)
-    monkeypatch.setattr(store, "survey", lambda *a, **k: (pages.append(k), real(*a, **k))[1])
+    monkeypatch.setattr(claims, "survey", lambda *a, **k: (pages.append(k), real(*a, **k))[1])
     conn.execute(
         "insert into redrive.jobs (kind, lane) select 'many', 'lane ' || n from generate_series(1, %s::int) n",
         [3 * PAGE],

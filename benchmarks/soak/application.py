@@ -18,7 +18,7 @@ from typing import Any
 
 from redrive import Queue, backoff
 from redrive.connections import Control
-from redrive.sql import text_of
+from redrive.sql import query
 from redrive.statements import Statement
 
 CLAIMS = ("claim_jobs", "claim_alone")
@@ -89,7 +89,7 @@ async def _timed(self: Control, statement: Statement[Any], **how: Any) -> list[A
     return rows
 
 
-assert all(MARK in text_of(name) for name in CLAIMS), "no claim would be heard"  # noqa: S101 - a soak without its claims says nothing
+assert all(MARK in query(name, "redrive").as_string(None) for name in CLAIMS), "no claim would be heard"  # noqa: S101 - a soak without its claims says nothing
 Control.run = _timed  # type: ignore[method-assign] # the one place that all statements pass
 
 

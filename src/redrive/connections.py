@@ -21,7 +21,7 @@ from redrive.errors import NoDatabase
 from redrive.statements import Statement, arun, named, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -185,8 +185,15 @@ class Control:
             rows: list[T] = await self._patiently(self._say(conn, statement), timeout or self._timeout)
             return rows
 
-    async def run_both(self, first: Statement[T], then: Callable[[list[T]], Statement[U] | None]) -> list[U]:
+    async def run_both(
+        self,
+        first: Statement[T] | None,
+        then: Callable[[list[T]], Statement[U] | None],
+        last: Callable[[psycopg.AsyncConnection[Any], list[U]], Awaitable[object]] | None = None,
+    ) -> list[U]:
         """Run two statements in one transaction: the second is made of the answer to the first, or None.
+
+        *last* is awaited with the answer to the second before the commit, and undoes both by what it raises.
 
         Raises:
             As :meth:`run`.
@@ -194,8 +201,11 @@ class Control:
 
         async def work() -> list[U]:
             async with conn.transaction():
-                second = then(await arun(conn, first))
-                return [] if second is None else await arun(conn, second)
+                second = then([] if first is None else await arun(conn, first))
+                rows = [] if second is None else await arun(conn, second)
+                if last is not None and rows:
+                    await last(conn, rows)
+                return rows
 
         async with self._lock:
             conn = await self.open()

@@ -16,6 +16,7 @@ What redrive raises::
     ├── UnknownAdoption                no table of that name is connected
     ├── AlreadyAdopted                 the table is connected already
     ├── NoDatabase                     no connection string anywhere
+    ├── NoBroker                       the broker does not answer, or has refused
     ├── LeaseLost                      the job now belongs to somebody else
     └── HandlerCrashed                 the child process of an isolated handler died under its job
         └── MemoryLimitExceeded (MemoryError)    it asked for more memory than its limit
@@ -117,6 +118,10 @@ class AlreadyAdopted(RedriveError):
 
 class NoDatabase(RedriveError):
     """No database is named; pass `Queue("postgresql://...")`, or set REDRIVE_DATABASE_URL or DATABASE_URL."""
+
+
+class NoBroker(RedriveError):
+    """The broker does not answer, or its connection was lost; see `redrive.amqp`."""
 
 
 class LeaseLost(RedriveError):

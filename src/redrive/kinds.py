@@ -1,4 +1,4 @@
-"""What operators set for a kind: pauses and limits, in force at the next claim of every worker.
+"""What operators set for a kind: pauses, limits and its route, in force at the next claim of every worker.
 
 A limit holds for all workers together. It counts what runs in the table, so nothing can leak; what is over it stays
 pending, at no cost to the other kinds. Everything is checked before it is written.
@@ -18,7 +18,7 @@ from redrive.audit import signed
 from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
-from redrive.sql import spoken
+from redrive.sql import ROUTES, spoken
 from redrive.statements import Statement
 
 if TYPE_CHECKING:
@@ -48,8 +48,10 @@ class Kind:
     lane_running_most: int | None
     lane_rate: float | None
     lane_burst: int | None
+    route: str
+    """Where its jobs go to be run: ``postgres``, or ``amqp`` for a broker."""
     running: int
-    """Jobs of the kind that run, in all workers."""
+    """Jobs of the kind that run, in all workers; of those at a broker the ones that keep their row."""
 
     @property
     def limited(self) -> bool:
@@ -167,6 +169,36 @@ class Kinds:
         """Set the limits of a kind from async code; see :meth:`limit`."""
         return (await self._queue.ask_async(self._limit(kind, limits, by, reason), connection))[0]
 
+    def route(
+        self,
+        kind: str | Handler[Any, Any],
+        route: str,
+        *,
+        by: str = "",
+        reason: str = "",
+        connection: Borrowed | None = None,
+    ) -> Kind:
+        """Let the jobs of *kind* be run over a broker from now on, or again from the table: ``amqp`` or ``postgres``.
+
+        What waits in the table goes the new way, what is at the broker is run from there.
+
+        Raises:
+            InvalidOption: naming the value and the remedy.
+        """
+        return self._queue.ask(self._route(kind, route, by, reason), connection)[0]
+
+    async def route_async(
+        self,
+        kind: str | Handler[Any, Any],
+        route: str,
+        *,
+        by: str = "",
+        reason: str = "",
+        connection: AsyncBorrowed | None = None,
+    ) -> Kind:
+        """Route a kind from async code; see :meth:`route`."""
+        return (await self._queue.ask_async(self._route(kind, route, by, reason), connection))[0]
+
     def list(self, *, connection: Borrowed | None = None) -> Rows:
         """List the kinds for which something is set."""
         return self._queue.ask(self._said("list_kinds", None), connection)
@@ -199,6 +231,13 @@ class Kinds:
         if _name(kind) == ALL and any(value is not None for value in given.values()):
             raise InvalidOption("all kinds can be paused together, but each has limits of its own: name one")
         return self._said("limit_kind", kind, **given, **signed(by, reason))
+
+    def _route(self, kind: str | Handler[Any, Any], route: str, by: str, reason: str) -> Statement[Kind]:
+        if route not in ROUTES:
+            raise InvalidOption(f"route is {route!r}: must be one of {', '.join(ROUTES)}")
+        if _name(kind) == ALL:
+            raise InvalidOption("each kind is routed by itself: name one")
+        return self._said("route_kind", kind, route=route, **signed(by, reason))
 
     def _said(self, statement: str, kind: str | Handler[Any, Any] | None, **params: Any) -> Statement[Kind]:
         said = {"kind": None if kind is None else _name(kind), **params}

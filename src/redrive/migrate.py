@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OLDEST_SERVER = 12
-OLDEST_SCHEMA = 11
+OLDEST_SCHEMA = 12
 """That this code can work on: the first that was released, and one step behind the latest from then on."""
 DEFAULT_SCHEMA = "redrive"
 LOCK_TIMEOUT = "2s"

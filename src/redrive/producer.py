@@ -13,7 +13,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from redrive import store
+from redrive.claims import Claims
 from redrive.lanes import DEAR, PATIENCE, Lanes, Plan
 from redrive.service import Database, Service
 from redrive.strays import Strays
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from redrive.job import ClaimedJob, Holder
     from redrive.listener import Listener
     from redrive.slots import Slots
-    from redrive.statements import Statement
 
 MOMENT = 0.002
 """The pause awake, before the worker begins to fall asleep."""
@@ -91,7 +90,7 @@ class Producer(Service):
         self._control = control
         self._slots = slots
         self._listener = listener
-        self._holder = holder
+        self._claims = Claims(control, holder)
         self._kinds = list(kinds)
         self._poll = poll
         self.strays = strays
@@ -268,7 +267,7 @@ class Producer(Service):
         first = time.monotonic()
         while more and not (due and time.monotonic() - first > SURVEY_MOST):
             began = time.monotonic()
-            rows = await self._control.run(store.survey(self._control.schema, **self._lanes.look()))
+            rows = await self._claims.survey(self._lanes.look())
             now = time.monotonic()
             took = now - began
             due, due_in, suspects, more, batches = self._lanes.surveyed(rows, took, now)
@@ -311,11 +310,9 @@ class Producer(Service):
         began = time.monotonic()
         if plan.limited:
             kinds = sorted({lane.kind for lane in plan.lanes})
-            jobs = await self._take_limited(
-                kinds, lambda locked: store.claim_limited(self._holder, locked=locked, **plan.params())
-            )
+            jobs = await self._take(self._claims.limited(kinds, **plan.params()))
         else:
-            jobs = await self._take(self._control.run(store.claim(self._holder, **plan.params())))
+            jobs = await self._take(self._claims.due(**plan.params()))
         now = time.monotonic()
         self._slots.add(self.admit(learn(plan, jobs, now - began, now)))
         return jobs
@@ -335,23 +332,13 @@ class Producer(Service):
             if time.monotonic() >= self._survey_at + SUSPECT_AFTER:
                 await self._survey()  # another worker may have taken it
             return TRIAL_LOOK
-        jobs = await self._take_limited(
-            self._kinds, lambda locked: store.claim_alone(self._holder, kinds=self._kinds, locked=locked), always=True
-        )
+        jobs = await self._take(self._claims.alone(self._kinds))
         if jobs:
             self._trial_was_last, self.found = True, True
             self._slots.add_alone(jobs[0])
         else:
             self._suspects_since = 0.0
         return 0.0
-
-    async def _take_limited(
-        self, kinds: list[str], claim: Callable[[list[str]], Statement[ClaimedJob]], *, always: bool = False
-    ) -> list[ClaimedJob]:
-        lock = store.lock_limits(self._control.schema, kinds)
-        return await self._take(
-            self._control.run_both(lock, lambda locked: claim(locked) if locked or always else None)
-        )
 
     async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:
         self.strays.in_doubt, breaks = True, self.breaks

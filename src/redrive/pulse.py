@@ -54,10 +54,11 @@ class Pulse:
             await end.wait()
             for service in self._services:
                 service.wake()
-            await asyncio.wait(running, timeout=1.0)
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running, timeout=1.0)
+            if running:
+                await asyncio.wait(running, timeout=1.0)
+                for task in running:
+                    task.cancel()
+                await asyncio.wait(running, timeout=1.0)
         finally:
             with self._lock:
                 self._loop = None

@@ -249,8 +249,10 @@ class Queue(Publisher):
 
     # -- workers
 
-    def worker(self, **settings: Any) -> Worker:
+    def worker(self, *, broker: str | None = None, **settings: Any) -> Worker:
         """Make a worker for this queue's handlers; *settings* go over the queue's own.
+
+        With *broker*, the address of a RabbitMQ, it takes what a relay has sent there; that needs the extra ``amqp``.
 
         Raises:
             InvalidOption: for an unknown option, or a value that makes no sense.
@@ -261,8 +263,25 @@ class Queue(Publisher):
                 "write `if __name__ == '__main__':` before queue.run()"
             )
         self.handlers.demand_findable()
+        if broker is None:
+            return self._worker(Worker, settings)
+        from redrive.amqp.worker import BrokerWorker  # noqa: PLC0415 - its library is an extra
+
+        return self._worker(BrokerWorker, settings | {"broker_url": broker})
+
+    def relay(self, **settings: Any) -> Worker:
+        """Make a relay, which hands the due jobs of routed kinds to the broker; it needs the extra ``amqp``.
+
+        Raises:
+            InvalidOption: for an unknown option, or a value that makes no sense; and where no broker is named.
+        """
+        from redrive.amqp.relay import RelayWorker  # noqa: PLC0415 - as above
+
+        return self._worker(RelayWorker, settings)
+
+    def _worker(self, cls: type[Worker], settings: dict[str, Any]) -> Worker:
         own = {name: value for name, value in vars(self.settings).items() if name not in settings}
-        return Worker(load({**own, **settings}), self.handlers, self.schedules.of_code())
+        return cls(load({**own, **settings}), self.handlers, self.schedules.of_code())
 
     def run(self, *, once: bool = False, **settings: Any) -> None:
         """Work until told to stop by SIGTERM, SIGINT or SIGHUP; with *once*, until nothing is due.

@@ -35,11 +35,14 @@ class Recorder(Service):
 
     name = "recorder"
 
-    def __init__(self, database: Database, control: Control, tally: Tally, *, version: str = "") -> None:
+    def __init__(
+        self, database: Database, control: Control, tally: Tally, *, version: str = "", every: float = EVERY
+    ) -> None:
         super().__init__(database)
         self._control = control
         self._tally = tally
         self._version = version
+        self._every = every
         self._marked = not version
         self._sum_up_in = SUM_UP_EVERY
         self._wrote = False
@@ -52,10 +55,10 @@ class Recorder(Service):
             )
             self._marked = True
         await self.write()
-        self._sum_up_in -= EVERY
+        self._sum_up_in -= self._every
         if self._wrote and self._sum_up_in <= 0:
             self._sum_up_in = 0.0 if await self._sum_up() else SUM_UP_EVERY
-        return EVERY
+        return self._every
 
     async def write(self) -> None:
         """Write what the database has not yet."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypedDict
 
-from psycopg.rows import namedtuple_row, scalar_row
-from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.rows import namedtuple_row
 
 from redrive.errors import InvalidOption, InvalidPayload
-from redrive.job import STATES, ClaimedJob, Holder, Job
+from redrive.job import STATES, Job
 from redrive.payload import encode
 from redrive.settings import seconds
 from redrive.sql import spoken
@@ -25,16 +23,12 @@ from redrive.text import storable
 from redrive.typed import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 MAX_ATTEMPTS = 2**31 - 1
 MAX_ID = 2**63 - 1
 MAX_NAME = 1000
 """Bytes of a kind, lane or key: two of them share a row of jobs_claim_idx, which holds 2,700."""
-
-
-# Times are read as the number that comes, which is quick and can hold what Python's datetime can't.
-_TIMES = (("timestamptz", Int8BinaryLoader),)
 
 
 class Wishes(TypedDict, total=False):
@@ -146,36 +140,6 @@ def batch_is_ours(schema: str, batch: Any) -> Statement[Any] | None:
     if batch is None or isinstance(batch, Opened):
         return None
     return named("batch_is_ours", schema, batch=number(batch, "batch"))
-
-
-def survey(schema: str, **params: Any) -> Statement[Any]:
-    """Look which lanes have what."""
-    return Statement(spoken("survey_lanes", schema), namedtuple_row, params, binary=True, loaders=_TIMES)
-
-
-def claim(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
-    """Take due jobs for *holder*; the columns stand as ClaimedJob takes them."""
-    return _claim("claim_jobs", holder, partial(ClaimedJob, holder), params)
-
-
-def lock_limits(schema: str, kinds: Sequence[str]) -> Statement[str]:
-    """Lock what is set for *kinds*, for :func:`claim_limited` in the same transaction; gives those that it has."""
-    return Statement(spoken("lock_limits", schema), scalar_row, {"kinds": list(kinds)})
-
-
-def claim_limited(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
-    """Take due jobs of *locked* kinds, as many as their limits allow."""
-    return _claim("claim_limited", holder, partial(ClaimedJob, holder), params)
-
-
-def claim_alone(holder: Holder, **params: Any) -> Statement[ClaimedJob]:
-    """Take one job that may have killed its worker, for its trial."""
-    return _claim("claim_alone", holder, partial(ClaimedJob.on_trial, holder), params)
-
-
-def _claim(name: str, holder: Holder, row: Callable[..., ClaimedJob], params: dict[str, Any]) -> Statement[ClaimedJob]:
-    params |= {"worker": holder.name}
-    return Statement(spoken(name, holder.schema), lambda _cursor: row, params, binary=True, loaders=_TIMES)
 
 
 def get(schema: str, job_id: int) -> Statement[Job]:

@@ -76,15 +76,7 @@ class Worker:
         self.schedules = schedules
         self.name = worker_name()
         handlers.instrument()
-        self.kinds = handlers.kinds()
-        if settings.kinds:
-            for kind in settings.kinds:
-                handlers.demand(kind)
-            self.kinds = settings.kinds
-        if not self.kinds:
-            raise InvalidOption(
-                'this queue has no handlers: decorate a function with @queue.handler("kind") before the worker starts'
-            )
+        self.kinds = self._own_kinds()
         self.database = Database(self.name)
         self.running_threads = False
         """Whether handlers were left running in threads at the end: the process must exit to be rid of them."""
@@ -125,6 +117,17 @@ class Worker:
 
     # -- parts
 
+    _make_producer: Callable[..., Producer] = Producer
+
+    def _own_kinds(self) -> tuple[str, ...]:
+        for kind in self.settings.kinds:
+            self.handlers.demand(kind)
+        if not (kinds := self.settings.kinds or self.handlers.kinds()):
+            raise InvalidOption(
+                'this queue has no handlers: decorate a function with @queue.handler("kind") before the worker starts'
+            )
+        return kinds
+
     def _build(self) -> None:
         settings = self.settings
         self._claim = self._control("claim")
@@ -163,7 +166,7 @@ class Worker:
         self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
         self.reaper.count = self.writer.tally.count
         holder = Holder(self.name, settings.schema, self.writer.put_progress, complete, self.handlers.follower)
-        self.producer = Producer(
+        self.producer = self._make_producer(
             self.database,
             self._claim,
             self.slots,
@@ -237,29 +240,31 @@ class Worker:
 
     async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
-        first = (self.producer, *(part for part in self._others() if part is not self.scrape))
-        await asyncio.gather(*(turning[part].end() for part in first))
+        await self._claim_no_more(turning)
         self.writer.hand_back(self.slots.take_unstarted())
         self.slots.tell_all()
-        await _until(lambda: self.slots.empty or self._stop_asked > 1, self.settings.grace)
+        await until(lambda: self.slots.empty or self._stop_asked > 1, self.settings.grace)
         self.slots.stop_all()
-        await _until(lambda: self.slots.empty, COOPERATION)
+        await until(lambda: self.slots.empty, COOPERATION)
         left = list(self.slots.running.values())
         self.running_threads = bool(left)
         self.writer.hand_back(left)
-        await _until(lambda: self.writer.idle or self._hopeless(), LAST_WORDS)
+        await until(lambda: self.writer.idle or self._hopeless(), LAST_WORDS)
         # Before the worker's row goes, since a last beat would bring it back.
         await pulse.stop(BRIEFLY if self.database.away_since else PATIENCE)
         if not self.database.away_since:
             await self._say_goodbye()
-        last = (self.watch, self.listener, self.guard, self.writer, self.scrape)
-        await asyncio.gather(*(turning[part].end(BRIEFLY) for part in last))
+        await asyncio.gather(*(part.end(BRIEFLY) for part in turning.values()))
         await asyncio.to_thread(self.scrape.close)
         await self.listener.close()
         await self.slots.close()
         await children.close()
         self._hooks.close()
         return self.writer.handed_back
+
+    async def _claim_no_more(self, turning: dict[Service, Turning]) -> None:
+        first = (self.producer, *(part for part in self._others() if part is not self.scrape))
+        await asyncio.gather(*(turning[part].end() for part in first))
 
     def _hopeless(self) -> bool:
         """The database is gone: what isn't written now is found by the reapers of others."""
@@ -279,14 +284,14 @@ class Worker:
         def quiet() -> bool:
             return self.slots.empty and self.writer.idle
 
-        await _until(lambda: (self.scheduler.settled and self.subscriber.settled) or stopping.is_set(), PATIENCE)
+        await until(lambda: (self.scheduler.settled and self.subscriber.settled) or stopping.is_set(), PATIENCE)
         while not stopping.is_set():
-            await _until(lambda: quiet() or stopping.is_set())
+            await until(lambda: quiet() or stopping.is_set())
             ended = self.batcher.ended
             self.producer.ask()
-            await _until(lambda: self.producer.found is not None or stopping.is_set())
+            await until(lambda: self.producer.found is not None or stopping.is_set())
             looks_in = PATIENCE + self.batcher.rest  # what follows a batch is due
-            await _until(lambda: not self.batcher.asked or stopping.is_set(), looks_in)
+            await until(lambda: not self.batcher.asked or stopping.is_set(), looks_in)
             if self.producer.found is False and quiet() and ended == self.batcher.ended:
                 return
 
@@ -302,7 +307,7 @@ class Worker:
                     raise
                 self.database.lost("start", error)
                 pause = min(5.0, pause * 2)
-                await _until(lambda: stopping.is_set() or self._away_too_long(), pause)
+                await until(lambda: stopping.is_set() or self._away_too_long(), pause)
             else:
                 self.database.answered("start")
                 demand_migrated(row.version or 0, self.settings.schema)
@@ -380,7 +385,7 @@ class Worker:
         return bool(limit and since) and time.monotonic() - since >= limit
 
 
-async def _until(condition: Callable[[], bool], seconds: float = float("inf")) -> None:
+async def until(condition: Callable[[], bool], seconds: float = float("inf")) -> None:
     """Wait for *condition*, at most *seconds*. Polled: what is waited for changes in other threads too."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:  # noqa: ASYNC110 - see above

@@ -263,7 +263,7 @@ class Writer(Service):
             "claims": as_array([one.job.claim for one in batch]),
             "worker": self._worker,
         }
-        found = await self._control.run(numbered("succeed_jobs", self._control.schema, **params))
+        found = await self._say(numbered("succeed_jobs", self._control.schema, **params), batch)
         if len(found) == len(batch) and not heard(JobSucceeded):
             self.tally.succeeded(batch)
             return
@@ -275,9 +275,12 @@ class Writer(Service):
         for one in ours.values():
             emit(event(one, "succeeded"))
 
+    async def _say(self, statement: Statement[Any], batch: Sequence[Finished]) -> list[Any]:  # noqa: ARG002 - see amqp.home
+        return await self._control.run(statement)
+
     async def _finish(self, batch: Sequence[Finished], *, again: bool) -> None:
         params = {"worker": self._worker, "max_crashes": self._max_crashes, **parameters(batch)}
-        rows = await self._control.run(named("finish_jobs", self._control.schema, **params))
+        rows = await self._say(named("finish_jobs", self._control.schema, **params), batch)
         verdicts = {row.id: row for row in rows}
         for one in batch:
             if (row := verdicts.get(one.job.id)) is not None:

@@ -17,7 +17,12 @@ _HASH = 32
 
 def queue_name(schema: str, kind: str, priority: int = USUAL_PRIORITY) -> str:
     """Name the queue of a kind's jobs of a priority."""
-    return base_name(schema, kind) + BANDS[(priority > USUAL_PRIORITY) - (priority < USUAL_PRIORITY) + 1]
+    return base_name(schema, kind) + BANDS[band(priority)]
+
+
+def band(priority: int) -> int:
+    """Give the place in :data:`BANDS` of a priority."""
+    return (priority > USUAL_PRIORITY) - (priority < USUAL_PRIORITY) + 1
 
 
 def queue_names(schema: str, kind: str) -> list[str]:

@@ -36,6 +36,8 @@ COMMANDS = {
     "batches": "redrive.cli.batches",
     "schedules": "redrive.cli.schedules",
     "topics": "redrive.cli.topics",
+    "route": "redrive.cli.relay",
+    "relay": "redrive.cli.relay",
     "prune": "redrive.cli.prune",
     "audit": "redrive.cli.audit",
     "workers": "redrive.cli.look",

@@ -18,12 +18,23 @@ from redrive.cli.options import database, examples, setting
 from redrive.cli.target import load_queue
 
 if TYPE_CHECKING:
-    from redrive.queue import Queue
+    from collections.abc import Callable
+
     from redrive.worker import Worker
 
 LINGER = 3.0
 """Seconds that a worker which has ended well gets to leave: a thread of the application's may never return."""
 FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+
+log_level = click.option(
+    "--log-level",
+    envvar="REDRIVE_LOG_LEVEL",
+    show_envvar=True,
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    help="How much to say on stderr.",
+)
 
 
 @click.command(
@@ -33,6 +44,7 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
         "redrive worker app.jobs:queue --concurrency 4 --kinds send_email,export",
         "redrive worker app.jobs:queue --processes 4   # each with its own slots and connections",
         "redrive worker app.jobs:queue --once          # from cron: what is due, then exit",
+        "redrive worker app.jobs:queue --broker amqp://jobs@mq.internal/   # what redrive relay has sent there",
     ),
 )
 @click.argument("target", envvar="REDRIVE_APP")
@@ -60,17 +72,12 @@ FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 @setting("--archive/--no-archive", "Move what outlived its retention to jobs_archive, or delete it (default: delete).")
 @setting("--metrics-port", "Answer /metrics and /health at this port, 0 for none (default: 0).", metavar="PORT")
 @setting("--metrics-host", "Address at which to do so (default: 127.0.0.1).", metavar="ADDRESS")
+@click.option(
+    "--broker", metavar="URL", help="Take jobs from this RabbitMQ, as amqp://user@host/vhost; see redrive relay."
+)
 @setting("--exit-on-db-loss", "Exit 3 when the database was away this long, 0 to wait for ever (default: 0).")
 @click.option("--once", is_flag=True, envvar="REDRIVE_ONCE", show_envvar=True, help="Run what is due, then exit.")
-@click.option(
-    "--log-level",
-    envvar="REDRIVE_LOG_LEVEL",
-    show_envvar=True,
-    default="info",
-    show_default=True,
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    help="How much to say on stderr.",
-)
+@log_level
 @database
 @click.pass_context
 def worker(
@@ -94,10 +101,13 @@ def worker(
     where: dict[str, Any] = {"database_url": database_url, "schema": schema}
     # What the handlers enqueue goes where their jobs came from.
     queue.settings = replace(queue.settings, **{name: value for name, value in where.items() if value is not None})
-    ctx.exit(_work(queue, once=once, settings={name: value for name, value in given.items() if value is not None}))
+    ctx.exit(
+        work(queue.worker, once=once, settings={name: value for name, value in given.items() if value is not None})
+    )
 
 
-def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
+def work(make: Callable[..., Worker], *, once: bool, settings: dict[str, Any]) -> int:
+    """Be the worker that *make* makes of *settings*, until it ends; gives its exit code."""
     import asyncio
 
     from redrive import log
@@ -108,11 +118,11 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What handlers print is seen when they do, through a pipe too: Docker's log, journald, a file.
         sys.stdout.reconfigure(line_buffering=True)
-    worker = queue.worker(**settings)
+    worker = make(**settings)
     if worker.settings.processes > 1 and not processes.is_member():
         return processes.Processes(worker.settings.processes, worker.settings.grace, once=once).run()
     if worker.settings.metrics_port and (others := processes.number() - 1) > 0:
-        worker = queue.worker(**{**settings, "metrics_port": worker.settings.metrics_port + others})
+        worker = make(**{**settings, "metrics_port": worker.settings.metrics_port + others})
     stop = processes.on_signal(worker.stop)
     for number in stop_signals():
         # Not the loop's own handlers: these also count a signal that comes before the loop, or while it is blocked.
@@ -122,7 +132,7 @@ def _work(queue: Queue, *, once: bool, settings: dict[str, Any]) -> int:
         worker.name,
         worker.settings.schema,
         worker.settings.concurrency,
-        ", ".join(worker.kinds),
+        ", ".join(worker.kinds) or "none: it hands them to the broker",
     )
     code = OK
     with asyncio.Runner() as runner:

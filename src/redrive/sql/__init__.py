@@ -18,6 +18,11 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
+POSTGRES, AMQP = ROUTES = ("postgres", "amqp")
+"""The ways on which a kind's jobs may go to be run."""
+BROKER = "amqp broker"
+"""Who holds a job that keeps its row while it is at the broker."""
+_TAKEN = {"claim_limited": "taken_to_run", "claim_alone": "taken_on_trial"}
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _REMARK = re.compile(r"^--.*\n?", re.MULTILINE)
 
@@ -92,6 +97,7 @@ def _names(schema: str) -> dict[str, Composable]:
         "migrations": within("migrations"),
         "clock": within("clock"),
         "claimed_job": SQL(text_of("claimed_job")).format(clock=within("clock")),
+        "broker": Literal(BROKER),
         "wake": within("wake"),
         "failure_group": within("failure_group"),
         "schema_name": Literal(schema),
@@ -111,17 +117,31 @@ def text_of(name: str) -> str:
     return _queries()[name]
 
 
-@cache
-def query(name: str, schema: str) -> Composed:
-    """Compose the statement called *name* of ``queries.sql`` for one installation."""
-    return compose(text_of(name), schema)
+def query(name: str, schema: str, route: str = POSTGRES) -> Composed:
+    """Compose the statement called *name* of ``queries.sql`` for one installation, about kinds that go by *route*."""
+    return _query(name, schema, route)
 
 
-@cache
-def spoken(name: str, schema: str) -> bytes | Composed:
+def spoken(name: str, schema: str, route: str = POSTGRES) -> bytes | Composed:
     """Give the statement as it is best sent: its bytes, which the driver need not compose anew each time.
 
     A schema that is spelt in other letters than ASCII waits for the connection that knows the encoding.
     """
-    composed = query(name, schema)
+    return _spoken(name, schema, route)
+
+
+@cache
+def _query(name: str, schema: str, route: str) -> Composed:
+    text, more = text_of(name), {"route": Literal(route)}
+    parts: dict[str, Composable] = {}
+    if "{due_jobs}" in text:
+        parts["due_jobs"] = compose(text_of("due_jobs"), schema, **more)
+    if "{taken}" in text:
+        parts["taken"] = compose(text_of("taken_to_send" if route == AMQP else _TAKEN[name]), schema)
+    return compose(text, schema, **more, **parts)
+
+
+@cache
+def _spoken(name: str, schema: str, route: str) -> bytes | Composed:
+    composed = _query(name, schema, route)
     return composed.as_bytes(None) if schema.isascii() else composed

@@ -114,12 +114,13 @@ COPY {jobs} (kind, payload, priority, max_attempts, lane) FROM STDIN
 -- Which lanes (kind, priority, lane) hold pending jobs, and when the first of each is due. A loose index scan: one probe a
 -- lane, whatever its length; it writes nothing, so it is also the poll of an idle worker. Lanes that the worker knows
 -- are looked at from where it says, and for others it looks in the gaps between those, where as a rule no entry is.
--- Paused kinds are not looked at. The last row is about no lane: what time it is, whether a job waits for its trial, and
+-- Kinds that are paused, or go another route, are not looked at. The last row is about no lane: what time it is, whether a job waits for its trial, and
 -- which kinds have limits, each with the seconds after which it may be worth while to ask again, and whether the end of a
 -- job makes it so; which breakers are not closed; and whether a batch has not ended.
 WITH RECURSIVE paused AS MATERIALIZED (
     SELECT ARRAY(
-        SELECT kind FROM {kinds} WHERE paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true)
+        SELECT kind FROM {kinds}
+        WHERE paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true) OR kind <> '*' AND route <> {route}
     ) AS kinds
 ), known AS MATERIALIZED ( -- nobody is to stumble over the names of others' kinds
     SELECT ARRAY(SELECT DISTINCT kind FROM unnest(%(kinds)s::text[]) AS k(kind)) AS kinds
@@ -199,8 +200,8 @@ id, kind, payload::text, attempts, max_attempts, claims, crashes, priority, lane
 CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
      WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in
 
--- name: claim_jobs
--- Take up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
+-- name: due_jobs
+-- What a claim takes: up to :limit due jobs. The one query in which a simplification loses jobs or the machine:
 --
 -- * `due` walks the lanes in the order given (the worker's: by priority, then in turn) and locks, lane by lane, the
 --   rows that it takes. The limits inside and outside are pulled row by row, so nothing is locked and left.
@@ -211,7 +212,7 @@ CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clo
 --   locked at a place that this snapshot can't see: it is left as it was, for the next claim.
 -- * (run_at, id) > start begins where this worker last stopped, over the dead entries that a long transaction keeps.
 --   The worker passes -infinity to look from the head. No ends are given but when it looks through the way behind.
--- * Kinds that are paused or have limits are left out, whatever the worker knows of them: see claim_limited.
+-- * Kinds that are paused, go another route or have limits are left out, whatever the worker knows of them: see claim_limited.
 -- * `NOT alone`: what may have killed its worker is claimed by claim_alone, with nothing beside it.
 -- * (SELECT {clock}()) is said once a statement, {clock}() once a row.
 --
@@ -219,7 +220,7 @@ CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clo
 -- not spoil the answer for the others.
 --
 -- The index is jobs_claim_idx (kind, priority, lane, run_at, id) WHERE status = 'pending'.
-WITH due AS MATERIALIZED (
+due AS MATERIALIZED (
     SELECT j.tid
     FROM unnest(%(kinds)s::text[], %(priorities)s::smallint[], %(lanes)s::text[], %(quotas)s::int[],
                 %(starts)s::timestamptz[], %(start_ids)s::bigint[], %(ends)s::timestamptz[], %(end_ids)s::bigint[])
@@ -229,6 +230,7 @@ WITH due AS MATERIALIZED (
         WHERE NOT ARRAY[l.kind, '*'] && ARRAY(
                 SELECT kind FROM {kinds}
                 WHERE limited OR paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true)
+                   OR kind <> '*' AND route <> {route}
             )
           AND status = 'pending' AND kind = l.kind AND priority = l.priority AND lane = l.lane
           AND (run_at, id) > (l.start, l.start_id) AND NOT alone
@@ -239,11 +241,66 @@ WITH due AS MATERIALIZED (
     ) j
     LIMIT %(limit)s
 )
+
+-- name: claim_jobs
+-- Take due jobs, to run them here.
+WITH {due_jobs}
 UPDATE {jobs}
 SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
     counted = false, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
 WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
 RETURNING {claimed_job}
+
+-- name: send_jobs
+-- Take due jobs off the table, to hand them to a broker before this transaction ends.
+WITH {due_jobs}, {taken}
+SELECT * FROM taken
+
+-- name: taken_to_run
+-- What a claim with limits makes of `due`: jobs that run.
+taken AS (
+    UPDATE {jobs}
+    SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
+        counted = true, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
+    WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
+    RETURNING {claimed_job}
+)
+
+-- name: taken_on_trial
+-- The same for a job on trial.
+taken AS (
+    UPDATE {jobs}
+    SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
+        counted = (kind = ANY(%(locked)s::text[])), locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
+    WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
+    RETURNING {claimed_job},
+              (SELECT count(*)::int FROM {failures} f WHERE f.job_id = {jobs}.id AND f.error_type = 'WorkerLost') AS reclaims
+)
+
+-- name: taken_to_send
+-- The same for a broker: rows go, and come back where there is more to be said of a job than that it succeeded. Those stay
+-- whose end the tables are asked about: of a batch, with a key, of a kind that has a limit of jobs at once. They are held by
+-- the broker, which forgets nothing, so nobody takes them back.
+kept AS (
+    UPDATE {jobs}
+    SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
+        counted = true, locked_at = (SELECT {clock}()), locked_by = {broker}, updated_at = (SELECT {clock}())
+    WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
+      AND (num_nonnulls(key, batch) > 0
+           OR kind = ANY(ARRAY(SELECT kind FROM {kinds} WHERE num_nonnulls(running_most, lane_running_most) > 0)))
+    RETURNING {claimed_job}, expires_at, alone, true AS kept
+), moved AS (
+    DELETE FROM {jobs}
+    WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
+      AND num_nonnulls(key, batch) = 0
+      AND kind <> ALL(ARRAY(SELECT kind FROM {kinds} WHERE num_nonnulls(running_most, lane_running_most) > 0))
+    RETURNING id, kind, payload::text, least(attempts, 2147483646) + 1 AS attempts, max_attempts,
+              least(claims, 2147483646) + 1 AS claims, crashes, priority, lane, run_at, created_at, metadata::text,
+              CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
+                   WHEN expires_at < (SELECT {clock}()) THEN -1 END AS expires_in, expires_at, alone, false AS kept
+), taken AS (
+    SELECT * FROM kept UNION ALL SELECT * FROM moved
+)
 
 -- name: lock_limits
 -- What runs of a kind can't be counted by the statement that claims: its snapshot does not see what a rival is about to
@@ -276,7 +333,7 @@ WITH room AS MATERIALIZED (
         SELECT coalesce(burst, greatest(2 + 0 * rate, ceil(rate / 10))) AS full_burst,
                coalesce(lane_burst, greatest(2 + 0 * lane_rate, ceil(lane_rate / 10))) AS full_lane_burst
     ) b
-    WHERE kind = ANY(%(locked)s::text[]) AND limited
+    WHERE kind = ANY(%(locked)s::text[]) AND limited AND route = {route}
       AND NOT EXISTS (
           SELECT FROM {kinds} p
           WHERE p.kind IN (k.kind, '*') AND p.paused_at IS NOT NULL AND coalesce(p.paused_until > {clock}(), true)
@@ -326,13 +383,7 @@ WITH room AS MATERIALIZED (
     SELECT tid
     FROM (SELECT *, row_number() OVER (PARTITION BY kind, lane ORDER BY place) AS number FROM found) f
     WHERE open IS NULL OR number <= open
-), taken AS (
-    UPDATE {jobs}
-    SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
-        counted = true, locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
-    WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-    RETURNING {claimed_job}
-), spent AS (
+), {taken}, spent AS (
     UPDATE {kinds} k
     SET empty_at = greatest(r.empty_at, {clock}() - make_interval(secs => r.span)) + make_interval(secs => t.jobs / r.rate)
     FROM room r
@@ -387,7 +438,7 @@ WITH due AS MATERIALIZED (
       AND NOT EXISTS (
           SELECT FROM {kinds} k
           WHERE k.kind IN (j.kind, '*')
-            AND (k.paused_at IS NOT NULL AND coalesce(k.paused_until > {clock}(), true)
+            AND (k.paused_at IS NOT NULL AND coalesce(k.paused_until > {clock}(), true) OR k.kind <> '*' AND k.route <> {route}
                  OR k.limited AND k.kind <> ALL(%(locked)s::text[])
                  OR k.running_most <= (
                      SELECT count(*) FROM {jobs} r WHERE r.counted AND r.status || '' = 'running' AND r.kind = j.kind
@@ -404,14 +455,7 @@ WITH due AS MATERIALIZED (
     ORDER BY run_at, id
     FOR UPDATE SKIP LOCKED
     LIMIT 1
-), taken AS (
-    UPDATE {jobs}
-    SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
-        counted = (kind = ANY(%(locked)s::text[])), locked_at = (SELECT {clock}()), locked_by = %(worker)s, updated_at = (SELECT {clock}())
-    WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-    RETURNING {claimed_job},
-              (SELECT count(*)::int FROM {failures} f WHERE f.job_id = {jobs}.id AND f.error_type = 'WorkerLost') AS reclaims
-), probed AS (
+), {taken}, probed AS (
     UPDATE {breakers} b
     SET probes = least(probes, 2147483646) + 1, opened_at = least(opened_at, {clock}()),
         probe_at = {clock}() + make_interval(secs => probe_pause * (0.9 + 0.2 * random())),
@@ -629,7 +673,7 @@ WITH alive AS (
             make_interval(secs => %(lease)s::float8), %(listener_pid)s, {clock}(), %(problem)s, %(clock_skew)s::float8)
     ON CONFLICT (name) DO UPDATE
     SET heartbeat_at = {clock}(), in_flight = excluded.in_flight, listener_pid = excluded.listener_pid,
-        problem = excluded.problem, kinds = excluded.kinds, clock_skew = excluded.clock_skew
+        problem = excluded.problem, kinds = excluded.kinds, lease = excluded.lease, clock_skew = excluded.clock_skew
 )
 SELECT extract(epoch FROM min(heartbeat_at + lease) - {clock}())::float8 AS next_silent,
        extract(epoch FROM {clock}())::float8 AS clock, extract(epoch FROM statement_timestamp())::float8 AS server_clock
@@ -728,7 +772,7 @@ WITH RECURSIVE holders AS (
                                                        ELSE %(foreign_age)s::float8 END)
         FROM holders h
         WHERE h.locked_by IS NOT NULL AND NOT EXISTS (SELECT FROM {workers} w WHERE w.name = h.locked_by)
-          AND (h.locked_by !~ %(own_name)s OR h.locked_by = ANY(%(orphaned)s::text[]))
+          AND (h.locked_by !~ %(own_name)s OR h.locked_by = ANY(%(orphaned)s::text[])) AND h.locked_by <> {broker}
     ) gone
     JOIN {jobs} j ON j.status = 'running' AND j.locked_by = gone.holder
     WHERE gone.age = interval '0' OR coalesce(
@@ -1103,7 +1147,7 @@ WITH done AS (
     SET paused_at = EXCLUDED.paused_at, paused_by = EXCLUDED.paused_by, paused_reason = EXCLUDED.paused_reason,
         paused_until = EXCLUDED.paused_until, updated_at = {clock}()
     RETURNING kind, paused_at, paused_by, paused_reason, paused_until, coalesce(paused_until > {clock}(), true) AS paused,
-              running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+              running_most, rate, burst, lane_running_most, lane_rate, lane_burst, route,
               (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
 ), noted AS (
     INSERT INTO {audit} (at, by, action, filter, reason, moved)
@@ -1119,7 +1163,7 @@ WITH done AS (
     SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL, updated_at = {clock}()
     WHERE kind = %(kind)s::text AND paused_at IS NOT NULL
     RETURNING kind, paused_at, paused_by, paused_reason, paused_until, false AS paused,
-              running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+              running_most, rate, burst, lane_running_most, lane_rate, lane_burst, route,
               (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
 ), noted AS (
     INSERT INTO {audit} (at, by, action, filter, reason, moved)
@@ -1142,7 +1186,7 @@ WITH was AS (
         empty_at = CASE WHEN k.rate = EXCLUDED.rate THEN k.empty_at END, updated_at = {clock}()
     RETURNING kind, paused_at, paused_by, paused_reason, paused_until,
               paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true) AS paused,
-              running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+              running_most, rate, burst, lane_running_most, lane_rate, lane_burst, route,
               (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
 ), noted AS (
     INSERT INTO {audit} (at, by, action, filter, reason, moved, before, after)
@@ -1155,13 +1199,32 @@ WITH was AS (
 )
 SELECT * FROM done
 
+-- name: route_kind
+-- Where jobs of a kind go from now on. What waits in the table goes the new way, what is at the broker the one that it is on.
+WITH was AS (
+    SELECT route FROM {kinds} WHERE kind = %(kind)s::text
+), done AS (
+    INSERT INTO {kinds} AS k (kind, route) VALUES (%(kind)s::text, %(route)s::text)
+    ON CONFLICT (kind) DO UPDATE SET route = EXCLUDED.route, updated_at = {clock}()
+    RETURNING kind, paused_at, paused_by, paused_reason, paused_until,
+              paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true) AS paused,
+              running_most, rate, burst, lane_running_most, lane_rate, lane_burst, route,
+              (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
+), noted AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved, before, after)
+    SELECT {clock}(), %(who)s::text, 'route', jsonb_build_object('kind', kind), %(why)s::text, 1,
+           jsonb_build_object('route', coalesce((SELECT route FROM was), 'postgres')), jsonb_build_object('route', route)
+    FROM done
+)
+SELECT * FROM done
+
 -- name: list_kinds
 SELECT kind, paused_at, paused_by, paused_reason, paused_until,
        paused_at IS NOT NULL AND coalesce(paused_until > {clock}(), true) AS paused,
-       running_most, rate, burst, lane_running_most, lane_rate, lane_burst,
+       running_most, rate, burst, lane_running_most, lane_rate, lane_burst, route,
        (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
 FROM {kinds} k
-WHERE (paused_at IS NOT NULL OR num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0)
+WHERE (paused_at IS NOT NULL OR num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0 OR route <> 'postgres')
   AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind
 
@@ -4274,3 +4337,48 @@ SELECT _seconds AS seconds, _took AS took, _wrote AS wrote, _seen AS seen FROM {
 
 -- name: active_adoptions
 SELECT id, greatest(0, least(60, coalesce(extract(epoch FROM round_at - {clock}()), 0)))::float8 AS due_in, name FROM {adoptions} ORDER BY id
+
+
+------------------------------------------------------------------------------------------------ the way over a broker
+
+-- name: routed_kinds
+SELECT kind FROM {kinds} WHERE kind <> '*' AND route = {route} ORDER BY kind
+
+-- name: come_home
+-- Jobs come back from the broker, as running here: what became of them is written next, in the same transaction. What was
+-- decided already, by another delivery of the same message, is not decided again.
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %(ids)s::bigint[], %(kinds)s::text[], %(payloads)s::text[], %(attempts)s::int[], %(max_attempts)s::int[],
+        %(claims)s::int[], %(crashes)s::int[], %(priorities)s::smallint[], %(lanes)s::text[], %(due)s::timestamptz[],
+        %(created)s::timestamptz[], %(metadata)s::text[], %(expires)s::timestamptz[], %(kept)s::boolean[],
+        %(alone)s::boolean[]
+    ) AS g(id, kind, payload, attempt, max_attempts, claim, crashes, priority, lane, due, created, metadata, expires, kept, alone)
+), stayed AS (
+    UPDATE {jobs} j
+    SET locked_by = %(worker)s, locked_at = {clock}(), updated_at = {clock}(), alone = g.alone
+    FROM given g
+    WHERE g.kept AND j.id = g.id AND j.id = ANY(ARRAY(SELECT id FROM given WHERE kept)) AND j.claims = g.claim
+      AND j.status || '' = 'running' AND j.locked_by IN ({broker}, %(worker)s)
+    RETURNING j.id
+), arrived AS (
+    INSERT INTO {jobs} AS j (id, kind, payload, status, attempts, max_attempts, run_at, locked_at, locked_by, created_at,
+                             updated_at, priority, lane, claims, crashes, alone, expires_at, metadata)
+    SELECT id, kind, payload::jsonb, 'running', attempt, max_attempts, due, {clock}(), %(worker)s, created, {clock}(),
+           priority, lane, claim, crashes, alone, expires, metadata::jsonb
+    FROM given g
+    WHERE NOT kept AND NOT EXISTS (SELECT FROM {failures} f WHERE f.job_id = g.id AND f.claim >= g.claim)
+    ORDER BY id
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+)
+SELECT id FROM stayed UNION ALL SELECT id FROM arrived
+
+-- name: settled_at_home
+-- Of messages that were delivered before: those about which everything is said.
+SELECT g.id
+FROM unnest(%(ids)s::bigint[], %(claims)s::int[], %(kept)s::boolean[]) AS g(id, claim, kept)
+LEFT JOIN LATERAL (SELECT id, claims, status, locked_by FROM {jobs} WHERE id = g.id) j ON true
+WHERE CASE WHEN g.kept THEN (j.claims = g.claim AND j.status || '' = 'running' AND j.locked_by = {broker}) IS NOT TRUE
+           ELSE j.id IS NOT NULL END
+   OR EXISTS (SELECT FROM {failures} f WHERE f.job_id = g.id AND f.claim >= g.claim)

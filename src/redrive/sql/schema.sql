@@ -745,12 +745,15 @@ CREATE TABLE redrive.kinds (
     updated_at timestamp with time zone DEFAULT now() NOT NULL,
     broken boolean DEFAULT false NOT NULL,
     limited boolean GENERATED ALWAYS AS ((broken OR (num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0))) STORED,
+    route text DEFAULT 'postgres'::text NOT NULL,
     CONSTRAINT kinds_all_can_be_paused_but_not_limited CHECK (((kind <> '*'::text) OR (NOT limited))),
+    CONSTRAINT kinds_all_have_no_route_together CHECK (((kind <> '*'::text) OR (route = 'postgres'::text))),
     CONSTRAINT kinds_burst_is_at_least_1_and_goes_with_a_rate CHECK (((burst >= 1) AND (lane_burst >= 1) AND ((burst IS NULL) OR (rate IS NOT NULL)) AND ((lane_burst IS NULL) OR (lane_rate IS NOT NULL)))),
     CONSTRAINT kinds_burst_is_at_most_a_year_of_rate CHECK (((((burst)::double precision / rate) <= (31536000)::double precision) AND (((lane_burst)::double precision / lane_rate) <= (31536000)::double precision))),
     CONSTRAINT kinds_kind_is_1_to_1000_bytes CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 1000))),
     CONSTRAINT kinds_pause_begins_with_paused_at CHECK (((paused_at IS NOT NULL) OR (num_nonnulls(paused_by, paused_reason, paused_until) = 0))),
     CONSTRAINT kinds_rate_is_over_0 CHECK (((rate >= (0.000001)::double precision) AND (rate <= ('1000000'::numeric)::double precision) AND (lane_rate >= (0.000001)::double precision) AND (lane_rate <= ('1000000'::numeric)::double precision))),
+    CONSTRAINT kinds_route_is_postgres_or_amqp CHECK ((route = ANY (ARRAY['postgres'::text, 'amqp'::text]))),
     CONSTRAINT kinds_running_most_is_at_least_1 CHECK (((running_most >= 1) AND (lane_running_most >= 1))),
     CONSTRAINT kinds_times_are_finite_and_paused_until_null_is_for_ever CHECK (((LEAST(paused_at, paused_until, empty_at) >= '1970-01-01 00:00:00+00'::timestamp with time zone) AND (GREATEST(paused_at, paused_until, empty_at) < '9000-01-01 00:00:00+00'::timestamp with time zone)))
 )
@@ -771,6 +774,8 @@ COMMENT ON COLUMN redrive.kinds.lane_running_most IS 'as running_most, for each 
 COMMENT ON COLUMN redrive.kinds.empty_at IS 'the instant up to which the rate is used up';
 
 COMMENT ON COLUMN redrive.kinds.broken IS 'it has breakers that are not closed; kept by a trigger';
+
+COMMENT ON COLUMN redrive.kinds.route IS 'postgres: workers claim its jobs; amqp: redrive relay hands them to a broker';
 
 CREATE TABLE redrive.lane_rates (
     kind text NOT NULL,
@@ -1236,6 +1241,8 @@ CREATE TRIGGER kinds_keep_broken AFTER DELETE ON redrive.kinds FOR EACH ROW EXEC
 CREATE TRIGGER kinds_tell AFTER INSERT OR DELETE ON redrive.kinds FOR EACH ROW EXECUTE FUNCTION redrive.tell_of_kind();
 
 CREATE TRIGGER kinds_tell_of_change AFTER UPDATE ON redrive.kinds FOR EACH ROW WHEN (((((((((old.paused_at IS DISTINCT FROM new.paused_at) OR (old.paused_until IS DISTINCT FROM new.paused_until)) OR (old.running_most IS DISTINCT FROM new.running_most)) OR (old.rate IS DISTINCT FROM new.rate)) OR (old.burst IS DISTINCT FROM new.burst)) OR (old.lane_running_most IS DISTINCT FROM new.lane_running_most)) OR (old.lane_rate IS DISTINCT FROM new.lane_rate)) OR (old.lane_burst IS DISTINCT FROM new.lane_burst))) EXECUTE FUNCTION redrive.tell_of_kind();
+
+CREATE TRIGGER kinds_tell_of_route AFTER UPDATE OF route ON redrive.kinds FOR EACH ROW WHEN ((old.route <> new.route)) EXECUTE FUNCTION redrive.tell_of_kind();
 
 CREATE TRIGGER requeues_tell AFTER INSERT ON redrive.requeues FOR EACH ROW EXECUTE FUNCTION redrive.tell_of_requeue();
 

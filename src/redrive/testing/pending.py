@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from redrive import store
+from redrive import claims
 from redrive.errors import InvalidOption, RedriveError
 from redrive.events import JobDied, JobStarted, LeaseLost, emit
 from redrive.heartbeat import worker_name
@@ -167,19 +167,19 @@ class _Bench:
         while True:
             lanes, seen = Lanes(self._kinds), None
             while seen is None or seen.more:
-                seen = lanes.surveyed((yield store.survey(self._schema, **lanes.look())), 0.0, 0.0)
+                seen = lanes.surveyed((yield claims.survey(self._schema, **lanes.look())), 0.0, 0.0)
             if not seen.due:
                 break
             plan = lanes.plan(AT_ONCE, lambda _kind: AT_ONCE, 0.0)
-            taken = yield store.claim(holder, **plan.params())
+            taken = yield claims.claim(holder, **plan.params())
             if lanes.limits:
-                locked = yield store.lock_limits(self._schema, list(lanes.limits))
+                locked = yield claims.lock_limits(self._schema, list(lanes.limits))
                 plan = lanes.plan(AT_ONCE, lambda _kind: AT_ONCE, 0.0, limited=True)
-                taken += yield store.claim_limited(holder, locked=locked, **plan.params())
+                taken += yield claims.claim_limited(holder, locked=locked, **plan.params())
             if not taken:
                 break
             jobs += taken
-        while taken := (yield store.claim_alone(holder, kinds=self._kinds, locked=[])):
+        while taken := (yield claims.claim_alone(holder, kinds=self._kinds, locked=[])):
             jobs += taken
         return sorted(jobs, key=lambda job: (job.priority, job.due, job.id))
 

@@ -1,0 +1,344 @@
+"""Takes jobs from the broker: into the slots by priority, and back out of the broker when they have ended.
+
+A plain success is an acknowledgement. A message that was delivered before may have killed its worker, or have ended
+there without a word: the table is asked, and what is not settled comes home and is run with nothing new beside it. So
+deaths are counted by the table, as of every job, and not by a count of deliveries, which would be that of all that
+waited beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any
+
+from redrive.amqp.link import Link
+from redrive.amqp.names import band
+from redrive.amqp.parcel import Parcel, opened
+from redrive.connections import is_outage
+from redrive.errors import NoBroker
+from redrive.events import JobSucceeded, emit, heard
+from redrive.outcome import Finished, event
+from redrive.service import Database, Service
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redrive.amqp.home import Home
+    from redrive.job import ClaimedJob, Holder
+    from redrive.slots import Slots
+
+PREFETCH_EVERY = 1.0
+PREFETCH_MOST = 2000
+LOOK_EVERY = 0.5
+GATHER = 0.002
+"""The pause in which acknowledgements gather: one for many that follow each other costs as much as one for one."""
+SHARE = 10
+"""Of so many jobs one is of the last priority that waits, so that it is run too."""
+SETTLE_EVERY = 1.0
+"""Seconds between two times that the broker is asked whether it has seen the acknowledgements. Should the connection be
+lost, the successes since then come home, so that whoever gets their messages finds them settled."""
+PATIENCE = 0.005
+"""Seconds for which a slot waits for the next job of a more important queue whose last one has just been let go."""
+ASK_AGAIN = 5.0
+REMEMBERED = 10_000
+"""Successes that are remembered, should the broker deliver them once more."""
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+_log = logging.getLogger("redrive")
+
+
+class Consumer(Service):
+    """One worker's jobs from the broker."""
+
+    name = "broker"
+
+    def __init__(
+        self, database: Database, link: Link, slots: Slots, home: Home, *, holder: Holder, kinds: Sequence[str]
+    ) -> None:
+        super().__init__(database)
+        self.link = link
+        self._slots = slots
+        self._home = home
+        self._holder = holder
+        self._kinds = kinds
+        self._bands: tuple[deque[Parcel], ...] = (deque(), deque(), deque())
+        self._suspects: deque[Parcel] = deque()
+        self._trials: deque[Parcel] = deque()
+        self._ended: deque[Parcel] = deque()
+        self._succeeded: deque[Finished] = deque()
+        self._held: dict[int, Parcel] = {}
+        self._unacknowledged: dict[int, int] = {}
+        """Deliveries of this channel, in their order, and the jobs that they brought."""
+        self._lately: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._prefetch: dict[str, tuple[int, list[tuple[str, str]]]] = {}
+        self._prefetch_at = self._ask_at = 0.0
+        self._asked = [0.0, 0.0, 0.0]
+        """Since when, of each band, a message was let go and none has come."""
+        self._doubtful: list[Finished] = []
+        """Successes whose acknowledgement the broker may not have seen."""
+        self._settle_at = 0.0
+        self._fed = self._misses = 0
+        self._channel = 0
+        self._closing = False
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._woken = False
+        slots.on_free = self._call
+        home.on_home = self._came_home
+
+    # -- what ends
+
+    def take(self, finished: Finished) -> None:
+        """Take an outcome, from the loop or from a handler's thread: acknowledged, or first written at home."""
+        job = finished.job
+        if finished.plain and not (job.kept or job.home or job.completed) and self._is_here(job):
+            self._succeeded.append(finished)
+            self._ended.append(job)
+        else:
+            self._home.put(finished)
+        self._call()
+
+    def _is_here(self, job: Parcel) -> bool:
+        return job.tag is not None and job.tag[0] == self.link.number and self.link.ready
+
+    def _came_home(self, parcels: list[Parcel]) -> None:
+        self._ended.extend(parcels)
+        self._call()
+
+    async def _acknowledge(self) -> None:
+        self._doubtful += [self._succeeded.popleft() for _ in range(len(self._succeeded))]
+        done: list[int] = []
+        while self._ended:
+            job = self._ended.popleft()
+            if self._held.get(job.id) is job:
+                del self._held[job.id]
+            self._lately[job.id, job.claim] = None
+            if job.tag is not None and job.tag[0] == self._channel:
+                done.append(job.tag[1])
+                self._unacknowledged.pop(job.tag[1], None)
+                self._asked[band(job.priority)] = time.monotonic()
+            job.tag = None
+        while len(self._lately) > REMEMBERED:
+            self._lately.popitem(last=False)
+        await self._let_go(done)
+
+    async def settle(self) -> None:
+        """Acknowledge what has ended, and count the successes of which the broker knows.
+
+        Raises:
+            NoBroker: when it does not answer; they are doubtful still.
+        """
+        await self._acknowledge()
+        batch, self._doubtful = self._doubtful, []
+        self._settle_at = time.monotonic() + SETTLE_EVERY
+        try:
+            await self.link.settle()
+        except NoBroker:
+            self._doubtful = batch + self._doubtful
+            raise
+        self._home.tally.succeeded(batch)
+        for one in batch if heard(JobSucceeded) else ():
+            emit(event(one, "succeeded"))
+
+    async def _let_go(self, tags: list[int]) -> None:
+        first = next(iter(self._unacknowledged), None)
+        together = [tag for tag in tags if first is None or tag < first]
+        if together:
+            await self.link.acknowledge(max(together), also_before=True)
+        for tag in tags:
+            if first is not None and tag > first:
+                await self.link.acknowledge(tag)
+
+    # -- what comes
+
+    async def _took(self, message: Any) -> None:
+        tag, properties = message.delivery.delivery_tag, message.header.properties
+        here = (self._channel, tag)
+        try:
+            headers = properties.headers or {}
+            parcel = opened(self._holder, int(properties.message_id), properties.message_type, message.body, headers)
+            self._holder_knows(parcel)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            _log.error(
+                "a message in %s is no job of redrive's, and stays there: %r", message.delivery.routing_key, error
+            )
+            return
+        self._asked[band(parcel.priority)] = 0.0
+        parcel.tag = here
+        self._unacknowledged[tag] = parcel.id
+        if (parcel.id, parcel.claim) in self._lately:
+            self._ended.append(parcel)
+        elif (mine := self._held.get(parcel.id)) is not None and mine.claim == parcel.claim:
+            mine.tag = here  # of a connection that was lost: what runs here goes on, and this is its message now
+        elif parcel.suspect or message.delivery.redelivered or headers.get("x-delivery-count"):
+            self._held[parcel.id] = parcel
+            self._suspects.append(parcel)
+        else:
+            self._held[parcel.id] = parcel
+            self._bands[band(parcel.priority)].append(parcel)
+        self._call()
+
+    def _holder_knows(self, parcel: Parcel) -> None:
+        if parcel.kind not in self._kinds:
+            raise ValueError(f"no handler for kind {parcel.kind!r}")
+
+    # -- the loop
+
+    async def tick(self) -> float:
+        """Keep the connection, hand jobs to the slots, and let go of what has ended."""
+        self._woken = False
+        try:
+            await self._attend()
+        except NoBroker as error:
+            self._lose()
+            if str(error) != self.trouble:
+                _log.warning("%s", error)
+            self.trouble = str(error)
+            self._misses += 1
+            return PAUSES[min(self._misses, len(PAUSES)) - 1]
+        if self.trouble:
+            _log.info("the broker at %s answers again", self.link.where)
+            self.trouble, self._misses = "", 0
+        await self._judge_suspects()
+        more = self._feed()
+        waits = any(self._bands) or self._trials or self._suspects
+        self._slots.starved = bool(waits)
+        return GATHER if self._ended or more else LOOK_EVERY
+
+    async def _attend(self) -> None:
+        if not self.link.ready:
+            self._lose()
+            await self.link.open()
+            self._channel, self._prefetch = self.link.number, {}
+            self._unacknowledged.clear()
+            _log.info("jobs come from the broker at %s", self.link.where)
+        await self._acknowledge()
+        if time.monotonic() >= self._settle_at:
+            await self.settle()
+        if time.monotonic() >= self._prefetch_at and not self._closing:
+            self._prefetch_at = time.monotonic() + PREFETCH_EVERY
+            await self._adjust()
+
+    async def _adjust(self) -> None:
+        for kind in self._kinds:
+            want = min(PREFETCH_MOST, self._slots.concurrency + self._slots.ahead(kind))
+            have, tags = self._prefetch.get(kind, (0, []))
+            if have and have / 4 <= want <= have * 2:
+                continue
+            if tags:
+                await self.link.cancel(tags)
+            self._prefetch[kind] = want, await self.link.consume(kind, want, self._took)
+
+    def _lose(self) -> None:
+        """Forget what has not begun: the broker gives it to others, or once more to this worker."""
+        for waiting in (*self._bands, self._suspects, self._trials):
+            for parcel in waiting:
+                self._held.pop(parcel.id, None)
+            waiting.clear()
+        for job in self._slots.take_unstarted():
+            self._held.pop(job.id, None)
+            if getattr(job, "home", False):
+                self._home.hand_back([job])
+        self._unacknowledged.clear()
+        for one in [*self._doubtful, *self._succeeded]:
+            self._home.put(one)
+        self._doubtful.clear()
+        self._succeeded.clear()
+
+    async def _judge_suspects(self) -> None:
+        if not (self._suspects or self._trials) or time.monotonic() < self._ask_at:
+            return
+        try:
+            await self._ask_at_home()
+            if self._trials and self._slots.settled:
+                await self._try(self._trials.popleft())
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            self.database.lost(self.name, error)
+            self._ask_at = time.monotonic() + ASK_AGAIN  # what is no suspect is run meanwhile
+        else:
+            self.database.answered(self.name)
+
+    async def _ask_at_home(self) -> None:
+        asked = list(self._suspects)
+        settled = await self._home.settled(asked) if asked else set()
+        for parcel in asked:
+            self._suspects.popleft()
+            (self._ended if parcel.id in settled else self._trials).append(parcel)
+
+    async def _try(self, parcel: Parcel) -> None:
+        """Bring a suspect home, let its message go and run it with nothing new beside it."""
+        try:
+            came = await self._home.bring(parcel)
+        except BaseException:
+            self._trials.appendleft(parcel)
+            raise
+        if not came:
+            self._ended.append(parcel)
+            return
+        parcel.home = parcel.alone = True
+        if parcel.tag is not None and parcel.tag[0] == self._channel:
+            self._unacknowledged.pop(parcel.tag[1], None)
+            tag, parcel.tag = parcel.tag[1], None
+            with contextlib.suppress(NoBroker):  # found settled when it is delivered again
+                await self._let_go([tag])
+        self._slots.add_alone(parcel)
+
+    def _feed(self) -> bool:
+        """Hand on what there is room for; gives whether to come again at once."""
+        if self._closing or (self._trials and time.monotonic() >= self._ask_at):
+            return False  # a trial wants the slots to settle
+        room = self._slots.room()
+        jobs: list[ClaimedJob] = []
+        patient = False
+        while len(jobs) < room and (first := self._next_band()) is not None:
+            patient = first > 0 and time.monotonic() - max(self._asked[:first]) < PATIENCE
+            if patient:
+                break
+            jobs.append(self._bands[first].popleft())
+        if jobs:
+            self._slots.add(jobs)
+        return patient
+
+    def _next_band(self) -> int | None:
+        waiting = [place for place, each in enumerate(self._bands) if each]
+        if not waiting:
+            return None
+        self._fed += 1
+        return waiting[-1] if self._fed % SHARE == 0 else waiting[0]
+
+    # -- the end
+
+    async def last_words(self) -> None:
+        """See to it that the broker knows of every success, or that it is written at home."""
+        try:
+            await self.settle()
+        except NoBroker:
+            self._lose()
+
+    async def close(self) -> None:
+        """Have no more delivered, and give home what waits here: a message given back would look like a killer's."""
+        self._closing = True
+        with contextlib.suppress(NoBroker):
+            for _, tags in self._prefetch.values():
+                await self.link.cancel(tags)
+        for parcel in (*self._suspects, *self._trials):
+            parcel.suspect = True
+        for waiting in (*self._bands, self._suspects, self._trials):
+            self._home.hand_back(waiting)
+            waiting.clear()
+
+    def _call(self) -> None:
+        if self._woken:
+            return
+        self._woken = True
+        if threading.get_ident() == self._thread:
+            self.wake()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived its worker
+                self._loop.call_soon_threadsafe(self.wake)

@@ -1,0 +1,210 @@
+"""One connection to the broker: queues by their names, messages out with confirms, and nothing of what is in them.
+
+Every broken connection is one sort of error here, :class:`redrive.errors.NoBroker`; whoever gets it opens the link
+anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import aio_pika
+import aiormq
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AMQPError, DeliveryError
+from pamqp.commands import Basic
+
+from redrive.amqp.names import queue_name, queue_names
+from redrive.errors import InvalidOption, NoBroker
+from redrive.masking import mask_text
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+
+    from redrive.amqp.parcel import Parcel
+
+CONNECT_TIMEOUT = 10.0
+CONFIRM_TIMEOUT = 10.0
+"""Seconds in which a batch must be confirmed: where the broker has no memory or disk left, it says nothing at all."""
+ANSWER_TIMEOUT = 5.0
+HEARTBEAT = 10
+"""Seconds of silence after which either side takes the other for gone, at most three times that."""
+DELIVERIES = 1_000_000
+"""No limit that matters, and said in so many words, since newer brokers have one of 20 and drop what is over it. What
+was delivered before is run with nothing beside it, and counted in the table where it kills its worker: a count of
+deliveries would be that of all that waited beside it as well."""
+ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERIES}
+_BROKEN = (*CONNECTION_EXCEPTIONS, AMQPError, OSError, asyncio.TimeoutError, asyncio.InvalidStateError)
+
+
+def checked(url: str) -> str:
+    """Check the address of a broker.
+
+    Raises:
+        InvalidOption: for none, or another sort of address.
+    """
+    if not url:
+        raise InvalidOption(
+            "no broker: give broker_url, REDRIVE_BROKER_URL or --broker, as in amqp://user:password@host/"
+        )
+    if urlsplit(url).scheme not in ("amqp", "amqps"):
+        raise InvalidOption(f"broker_url is {mask_text(url)!r}: must begin with amqp:// or amqps://")
+    return url
+
+
+class Link:
+    """A connection with one channel, opened when needed."""
+
+    def __init__(self, url: str, schema: str, name: str) -> None:
+        self.schema = schema
+        self.number = 0
+        """Which channel of this process it is: what was delivered on an earlier one can't be acknowledged any more."""
+        self._url = checked(url)
+        self._name = name
+        self._connection: aio_pika.abc.AbstractConnection | None = None
+        self._channel: aiormq.Channel | None = None
+        self._whole: aio_pika.abc.AbstractChannel | None = None
+        self._declared: set[str] = set()
+        self._prefetch = 1
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a channel that is not known to be closed."""
+        return self._channel is not None and not self._channel.is_closed
+
+    @property
+    def where(self) -> str:
+        """The address, without its password."""
+        return mask_text(self._url)
+
+    async def open(self) -> None:
+        """Open the connection where it isn't.
+
+        Raises:
+            NoBroker: when nobody answers there.
+        """
+        if self.ready:
+            return
+        await self.close()
+        with self._told(f"no broker at {self.where}"):
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                connection = await aio_pika.connect(
+                    self._url, client_properties={"connection_name": self._name}, heartbeat=HEARTBEAT
+                )
+                self._connection = connection
+                self._whole = await connection.channel(publisher_confirms=True, on_return_raises=True)
+                self._channel = cast("aiormq.Channel", await self._whole.get_underlay_channel())
+        self.number += 1
+        self._declared.clear()
+
+    async def close(self) -> None:
+        """Close the connection, whether or not anybody listens at the other end."""
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(1.0):
+                    await connection.close()
+
+    async def declare(self, kind: str) -> None:
+        """Make the queues of *kind*, where they are not there.
+
+        Raises:
+            NoBroker: also where there is a queue of that name that was made otherwise.
+        """
+        for name in queue_names(self.schema, kind):
+            if name not in self._declared:
+                with self._told(f"the queue {name} can't be had"):
+                    await self._there().queue_declare(name, durable=True, arguments=ARGUMENTS)
+                self._declared.add(name)
+
+    async def publish(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        """Send messages and wait until the broker has them for good; gives those that it has refused.
+
+        Raises:
+            NoBroker: when it is not known what has become of some.
+        """
+        for kind in {each.kind for each in parcels}:
+            await self.declare(kind)
+        channel = self._there()
+        with self._told("no confirmation from the broker"):
+            async with asyncio.timeout(CONFIRM_TIMEOUT):
+                answers = await asyncio.gather(*(self._send(channel, each) for each in parcels), return_exceptions=True)
+        return self._refused(parcels, answers)
+
+    def _refused(self, parcels: Sequence[Parcel], answers: Sequence[Any]) -> list[Parcel]:
+        refused = []
+        for each, answer in zip(parcels, answers, strict=True):
+            if isinstance(answer, DeliveryError | Basic.Nack | Basic.Return):
+                refused.append(each)
+            elif isinstance(answer, BaseException):
+                with self._told("no confirmation from the broker"):
+                    raise answer
+        return refused
+
+    def _send(self, channel: aiormq.Channel, parcel: Parcel) -> Awaitable[Any]:
+        return channel.basic_publish(
+            parcel.body,
+            routing_key=queue_name(self.schema, parcel.kind, parcel.priority),
+            properties=Basic.Properties(
+                content_type="application/json",
+                delivery_mode=2,
+                message_id=str(parcel.id),
+                message_type=parcel.kind,
+                headers=parcel.headers,
+            ),
+            mandatory=True,
+            wait=False,
+        )
+
+    async def consume(
+        self, kind: str, prefetch: int, took: Callable[[Any], Coroutine[Any, Any, None]]
+    ) -> list[tuple[str, str]]:
+        """Have what is in the queues of *kind* delivered, *prefetch* of each at most unacknowledged; gives the tags."""
+        await self.declare(kind)
+        channel, tags = self._there(), []
+        with self._told(f"the queues of {kind} can't be read"):
+            await channel.basic_qos(prefetch_count=prefetch)
+            self._prefetch = prefetch
+            for name in queue_names(self.schema, kind):
+                answer = await channel.basic_consume(name, took)
+                tags.append((name, str(answer.consumer_tag)))
+        return tags
+
+    async def cancel(self, tags: Sequence[tuple[str, str]]) -> None:
+        """Have no more delivered."""
+        with self._told("the broker is gone"):
+            for _, tag in tags:
+                await self._there().basic_cancel(tag)
+
+    async def acknowledge(self, tag: int, *, also_before: bool = False) -> None:
+        """Let the broker forget a message, or with it all that were delivered on this channel before."""
+        with self._told("the broker is gone"):
+            await self._there().basic_ack(tag, multiple=also_before, wait=False)
+
+    async def settle(self) -> None:
+        """Wait until the broker has seen all that was said on this channel: it answers in order.
+
+        Raises:
+            NoBroker: when it does not answer.
+        """
+        with self._told(f"no answer from the broker at {self.where}"):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                await self._there().basic_qos(prefetch_count=self._prefetch)
+
+    def _there(self) -> aiormq.Channel:
+        if self._channel is None or self._channel.is_closed:
+            raise NoBroker(f"no broker at {self.where}: the connection was lost")
+        return self._channel
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except NoBroker:
+            raise
+        except _BROKEN as error:
+            self._channel = None
+            said = " ".join(str(error).split())
+            raise NoBroker(f"{what}: {type(error).__name__}{f': {said}' if said else ''}") from error

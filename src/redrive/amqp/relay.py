@@ -1,0 +1,189 @@
+"""``redrive relay``: a worker that hands the due jobs of routed kinds to the broker instead of running them.
+
+It claims as every worker does, lane by lane and within limits; but its claim takes the rows off the table, in a
+transaction that ends once the broker has confirmed each message. Killed or cut off before that, nothing has happened
+but that some messages may be sent again. It keeps house as every worker does, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from psycopg.rows import scalar_row
+
+from redrive.amqp.link import Link, checked
+from redrive.amqp.parcel import Parcel, of_home
+from redrive.claims import Claims, lock_limits, taken
+from redrive.errors import NoBroker
+from redrive.lanes import Lanes
+from redrive.outcome import Finished, Snoozed, parameters
+from redrive.producer import Producer
+from redrive.sql import AMQP, spoken
+from redrive.statements import Statement, arun, named
+from redrive.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import psycopg
+
+    from redrive.connections import Control
+    from redrive.job import ClaimedJob, Holder
+
+BATCH = 500
+"""Messages that one transaction waits for."""
+REFUSED_PAUSE = 5.0
+"""Seconds after which a message that the broker has refused is offered again."""
+PAUSES = (0.5, 1.0, 2.0, 5.0)
+KINDS_EVERY = 30.0
+
+_log = logging.getLogger("redrive")
+
+
+class Sending(Claims):
+    """Takes due jobs off the table and sends them."""
+
+    route = AMQP
+
+    def __init__(self, control: Control, holder: Holder, link: Link, max_crashes: int) -> None:
+        super().__init__(control, holder)
+        self._link = link
+        self._max_crashes = max_crashes
+        self.sent = 0
+        """Messages that the broker has confirmed so far."""
+
+    async def due(self, **params: Any) -> list[Any]:
+        """Send due jobs of lanes whose kinds have no limits."""
+        return await self._control.run_both(None, lambda _none: self._taken("send_jobs", params), self._send)
+
+    async def limited(self, asked: Sequence[str], /, **params: Any) -> list[Any]:
+        """Send due jobs of the *asked* kinds, as many as their limits allow."""
+
+        def claim(locked: list[str]) -> Statement[Parcel] | None:
+            return self._taken("claim_limited", params | {"locked": locked}) if locked else None
+
+        return await self._control.run_both(lock_limits(self._control.schema, asked), claim, self._send)
+
+    async def alone(self, kinds: Sequence[str]) -> list[Any]:
+        """Send one job that may have killed its worker, marked so."""
+
+        def claim(locked: list[str]) -> Statement[Parcel]:
+            return self._taken("claim_alone", {"kinds": list(kinds), "locked": locked})
+
+        return await self._control.run_both(lock_limits(self._control.schema, kinds), claim, self._send)
+
+    def _taken(self, name: str, params: dict[str, Any]) -> Statement[Parcel]:
+        return taken(name, self.holder, partial(Parcel, self.holder), self.route, dict(params))
+
+    async def _send(self, conn: psycopg.AsyncConnection[Any], parcels: list[Parcel]) -> None:
+        refused = await self._link.publish(parcels)
+        self.sent += len(parcels) - len(refused)
+        if refused:
+            _log.warning("the broker has refused %s of %s jobs: they wait in the table", len(refused), len(parcels))
+            await self._put_back(conn, sorted(refused, key=lambda each: each.id))
+
+    async def _put_back(self, conn: psycopg.AsyncConnection[Any], refused: Sequence[Parcel]) -> None:
+        schema, worker = self._control.schema, self.holder.name
+        await arun(conn, named("come_home", schema, worker=worker, **of_home(refused)))
+        back = [Finished(each, Snoozed(REFUSED_PAUSE), None) for each in refused]
+        said = {"worker": worker, "max_crashes": self._max_crashes, **parameters(back)}
+        await arun(conn, named("finish_jobs", schema, **said))
+
+
+class Outbox:
+    """What the relay has in place of slots: room for a batch, whatever else is going on."""
+
+    concurrency = 1
+    free = BATCH
+    empty = settled = True
+
+    def __init__(self) -> None:
+        self.running: dict[int, ClaimedJob] = {}
+        self.starved = False
+        self.on_free: Callable[[], None] = lambda: None
+
+    def room(self) -> int:
+        """How many jobs to send now."""
+        return BATCH
+
+    def share(self, _kind: str) -> int:
+        """How many of them may be of one kind."""
+        return BATCH
+
+    def add(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Take jobs that were claimed: they are at the broker by now."""
+
+    def add_alone(self, job: ClaimedJob) -> None:
+        """Take one that may have killed its worker: as above."""
+
+
+class Relay(Producer):
+    """Claims due jobs of routed kinds, which sends them."""
+
+    name = "relay"
+
+    def __init__(self, *parts: Any, link: Link, max_crashes: int, **more: Any) -> None:
+        database, control, _slots, listener = parts
+        super().__init__(database, control, Outbox(), listener, **more)  # type: ignore[arg-type] # all of it that is asked for
+        self.link = link
+        self.sending = self._claims = Sending(control, more["holder"], link, max_crashes)
+        self._kinds_at = 0.0
+        self._misses = 0
+
+    async def tick(self) -> float:
+        """Send once, where there is a broker; gives the pause until the next."""
+        try:
+            await self.link.open()
+            if self._loop.time() >= self._kinds_at:
+                await self._look_at_routes()
+            pause = await super().tick() if self._kinds else self._poll
+        except NoBroker as error:
+            if str(error) != self.trouble:
+                _log.warning("jobs wait in the table: %s", error)
+            self.trouble = str(error)
+            self._misses += 1
+            return PAUSES[min(self._misses, len(PAUSES)) - 1]
+        if self.trouble:
+            _log.info("the broker at %s answers again", self.link.where)
+            self.trouble, self._misses = "", 0
+        return pause
+
+    def reconsider(self) -> None:
+        """What may be sent has changed: look anew."""
+        self._kinds_at = 0.0
+        super().reconsider()
+
+    async def _look_at_routes(self) -> None:
+        text = spoken("routed_kinds", self._control.schema, AMQP)
+        rows = await self._control.run(Statement(text, scalar_row))
+        self._kinds_at = self._loop.time() + KINDS_EVERY
+        if rows != self._kinds:
+            self._kinds, self._lanes, self._survey_at = rows, Lanes(rows), 0.0
+            for kind in rows:
+                await self.link.declare(kind)
+            _log.info("the relay sends jobs of: %s", ", ".join(rows) or "no kind is routed, see `redrive route`")
+
+
+class RelayWorker(Worker):
+    """The process around a relay: a worker that runs no handler, and keeps house."""
+
+    def _own_kinds(self) -> tuple[str, ...]:
+        checked(self.settings.broker_url)
+        return ()
+
+    def _make_producer(self, *parts: Any, **more: Any) -> Producer:
+        self.link = Link(self.settings.broker_url, self.settings.schema, f"redrive relay {self.name}")
+        return Relay(*parts, link=self.link, max_crashes=self.settings.max_crashes, **more)
+
+    async def run(self, *, once: bool = False) -> None:
+        """Send until told to stop; with *once*, until nothing is due.
+
+        Raises:
+            As :meth:`Worker.run`.
+        """
+        try:
+            await super().run(once=once)
+        finally:
+            await self.link.close()

@@ -1,0 +1,187 @@
+"""``redrive worker --broker``: jobs come from a broker, and Postgres is hardly asked while all is well.
+
+One connection is opened for what has to come home, and once a minute to say that it lives and what it has counted; it
+is closed again when there is nothing more to say. House is kept by the relay and by other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from redrive.amqp.consumer import Consumer
+from redrive.amqp.home import Home, complete_from_afar
+from redrive.amqp.link import Link, checked
+from redrive.errors import InvalidOption, NoDatabase
+from redrive.guard import Guard
+from redrive.job import Holder
+from redrive.listener import NoListener
+from redrive.pulse import Pulse
+from redrive.recorder import Recorder
+from redrive.scrape import Scrape
+from redrive.service import Database, Service
+from redrive.slots import Slots
+from redrive.statements import named
+from redrive.threads import Threads
+from redrive.watch import Watch
+from redrive.worker import PATIENCE, Worker, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from redrive.connections import Control
+    from redrive.outcome import Finished
+    from redrive.service import Turning
+
+_log = logging.getLogger("redrive")
+
+VISIT_EVERY = 60.0
+LEASE = 3 * VISIT_EVERY
+"""Seconds of silence after which such a worker is taken for dead, unless it holds jobs that have come home."""
+LINGER = 5.0
+"""Seconds after which the connection to Postgres is closed again."""
+
+
+class Visits(Service):
+    """Says now and then that this worker lives; as often as any worker while it holds jobs that have come home."""
+
+    name = "visits"
+    fresh = turning = True
+    loop_blocked = False
+
+    def __init__(self, database: Database, control: Control, worker: BrokerWorker) -> None:
+        super().__init__(database)
+        self._control = control
+        self._worker = worker
+        self._said = self._next = 0.0
+        self._short = False
+        """Whether it was said last that it holds rows."""
+
+    async def tick(self) -> float:
+        """Say it where it is due, and close the connection that nobody needs."""
+        now, settings = time.monotonic(), self._worker.settings
+        home = any(getattr(job, "home", False) for job in list(self._worker.slots.running.values()))
+        if now >= self._next or home or self._short:
+            await self.say(home=home)
+        elif now - self._said > LINGER and self._worker.writer.idle and self._control.connection is not None:
+            self._control.drop()
+        return settings.beat_every if self._short else min(LINGER, max(0.1, self._next - now))
+
+    async def say(self, *, home: bool) -> None:
+        """Say that this worker lives, and for how long that holds: *home* where it is about to hold a row."""
+        [row] = await self._control.run(named("beat", self._control.schema, **self._facts(home=home)))
+        self._said = time.monotonic()
+        self._worker.writer.tally.set_clock(row.clock - self._said)
+        self._next = self._said + VISIT_EVERY * random.uniform(0.8, 1.0)
+        self._short = home
+
+    def _facts(self, *, home: bool) -> dict[str, Any]:
+        worker, settings = self._worker, self._worker.settings
+        return {
+            "name": worker.name,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": version("redrive"),
+            "app_version": settings.app_version or None,
+            "kinds": list(worker.kinds),
+            "concurrency": settings.concurrency,
+            "in_flight": worker.slots.in_flight,
+            "lease": settings.lease if home else LEASE,
+            "listener_pid": None,
+            "problem": worker.complaints() or None,
+            "clock_skew": None,
+        }
+
+
+class BrokerWorker(Worker):
+    """Runs jobs that a relay has handed to a broker."""
+
+    def _own_kinds(self) -> tuple[str, ...]:
+        checked(self.settings.broker_url)
+        return super()._own_kinds()
+
+    async def run(self, *, once: bool = False) -> None:
+        """Work until told to stop.
+
+        Raises:
+            InvalidOption: for *once*: it is not known of a broker whether more is on its way.
+            NotMigrated: when the schema is missing or too old.
+        """
+        if once:
+            raise InvalidOption("--once goes with the table: a worker with --broker can't tell when nothing is due")
+        try:
+            await super().run()
+        finally:
+            await self.link.close()
+
+    def _build(self) -> None:
+        settings = self.settings
+        self._claim = self._write = self._beat = self._listen = self._control("home")
+        self._hooks = Threads(1, "redrive-hooks")
+        self.link = Link(settings.broker_url, settings.schema, f"redrive worker {self.name}")
+        self.writer = self.home = Home(self.database, self._write, self.name, settings.max_crashes)
+        self.writer.on_dead = self._call_on_dead
+        self.guard = Guard(self.database, self._write, self.handlers)
+        self.slots = Slots(
+            self.handlers,
+            settings.concurrency,
+            self.guard.take if settings.breaker else self._take,
+        )
+        self.slots.on_acquitted = self.writer.acquit
+        self.guard.withdraw = self.slots.withdraw
+        holder = Holder(
+            self.name, settings.schema, self.writer.put_progress, complete_from_afar, self.handlers.follower
+        )
+        self.consumer = Consumer(self.database, self.link, self.slots, self.home, holder=holder, kinds=self.kinds)
+        self.guard.put = self.consumer.take
+        self.writer.on_ended = self.guard.count
+        self.heartbeat = self.visits = Visits(self.database, self._write, self)  # type: ignore[assignment] # all of it that is asked for
+        self.home.before_trial = lambda: self.visits.say(home=True)
+        self.recorder = Recorder(
+            self.database, self._write, self.writer.tally, version=settings.app_version, every=VISIT_EVERY
+        )
+        self.scrape = Scrape(
+            self.database,
+            self._write,
+            settings,
+            self.writer.tally,
+            complaints=self.ailment,
+            in_flight=lambda: self.slots.in_flight,
+            unwritten=lambda: self.writer.unwritten,
+        )
+        self.listener = NoListener(self.database, self._listen, self._claim, self.name)
+        self._pulse = Pulse((), lambda: None)
+        self.watch = Watch(self.database, self.slots, self.writer, self._give_up_on_database)
+
+    def _take(self, finished: Finished) -> None:
+        self.consumer.take(finished)
+
+    def _services(self) -> Iterable[Service]:
+        return self._in_loop()
+
+    def _in_loop(self) -> Iterable[Service]:
+        return (self.consumer, self.writer, self.guard, self.visits, *self._others())
+
+    def _others(self) -> tuple[Service, ...]:
+        return (self.recorder, self.scrape)
+
+    async def _claim_no_more(self, turning: dict[Service, Turning]) -> None:  # noqa: ARG002 - as of every worker
+        await self.consumer.close()  # and goes on to acknowledge what ends
+
+    async def _say_goodbye(self) -> None:
+        await self.consumer.last_words()
+        await until(lambda: self.writer.idle, PATIENCE)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._claim.run(named("leave", self.settings.schema, name=self.name))
+                await self.recorder.write()
+        except (psycopg.Error, OSError, NoDatabase) as error:  # a TimeoutError is an OSError
+            _log.debug("no goodbye: %s", error)

@@ -1,0 +1,117 @@
+"""``redrive relay`` and ``redrive route``: kinds whose jobs go over a broker."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from redrive.cli import screen
+from redrive.cli.options import as_json, database, examples, setting, signed
+from redrive.cli.session import session
+from redrive.cli.worker import FORMAT, log_level, work
+
+if TYPE_CHECKING:
+    from redrive.kinds import Kind
+
+
+@click.command(
+    short_help="Say where the jobs of a kind go to be run.",
+    epilog=examples(
+        "redrive route send_email amqp       # over the broker, from the next claim on",
+        "redrive route send_email postgres   # from the table again",
+        "redrive route                       # what goes over the broker",
+    ),
+)
+@click.argument("kind", required=False)
+@click.argument("route", required=False, type=click.Choice(["amqp", "postgres"]))
+@signed
+@as_json
+@database
+def route(
+    *,
+    kind: str | None,
+    route: str | None,
+    by: str,
+    reason: str,
+    database_url: str | None,
+    schema: str | None,
+    as_json: bool,
+) -> None:
+    """Let the jobs of KIND be run over a broker (amqp) or from the table (postgres); without KIND, list the routes.
+
+    It holds at once, both ways. What waits in the table goes the new way; what is at the broker is run from there, so
+    keep its workers until its queues are empty. redrive relay hands the jobs over, redrive worker --broker runs them.
+    """
+    if kind is not None and route is None:
+        raise click.UsageError("which way? Say amqp or postgres")
+    with session(database_url, schema) as now:
+        if kind is None or route is None:
+            rows = [row for row in now.queue.kinds.list(connection=now.conn) if row.route != "postgres"]
+        else:
+            rows = [now.queue.kinds.route(kind, route, by=by, reason=reason, connection=now.conn)]
+            now.doubt(kind)
+    _tell(rows, named=kind is not None, as_json=as_json)
+
+
+def _tell(rows: list[Kind], *, named: bool, as_json: bool) -> None:
+    if as_json:
+        said: list[dict[str, Any]] = [{"kind": row.kind, "route": row.route} for row in rows]
+        screen.document(said[0] if named else said)
+    elif not rows:
+        screen.note("every kind is run from the table")
+    elif named:
+        click.echo(screen.one_line(f"{rows[0].kind}: {rows[0].route}"))
+    else:
+        screen.table(("KIND", "ROUTE"), [[row.kind, row.route] for row in rows])
+
+
+@click.command(
+    short_help="Hand jobs of routed kinds to a broker.",
+    epilog=examples(
+        "redrive relay --broker-url amqp://jobs@mq.internal/",
+        "redrive relay app.jobs:queue        # with the code: its schedules, and what is called when a job dies",
+        "redrive relay --once                # what is due, then exit",
+    ),
+)
+@click.argument("target", required=False, envvar="REDRIVE_APP")
+@setting("--broker-url", "The RabbitMQ, as amqp://user:password@host:5672/vhost.", metavar="URL")
+@setting("--processes", "Processes; one that dies is replaced (default: 1).", metavar="N")
+@setting("--lease", "Silence after which it is taken for dead (default: 30).")
+@setting("--listen/--no-listen", "Wake by LISTEN, or find new jobs by polling alone (default: listen).")
+@setting("--listen-dsn", "A direct connection for LISTEN, where the database URL goes through a pooler.", metavar="URL")
+@setting("--poll", "The longest that an idle relay waits between two looks (default: 5).")
+@setting("--metrics-port", "Answer /metrics and /health at this port, 0 for none (default: 0).", metavar="PORT")
+@setting("--metrics-host", "Address at which to do so (default: 127.0.0.1).", metavar="ADDRESS")
+@setting("--exit-on-db-loss", "Exit 3 when the database was away this long, 0 to wait for ever (default: 0).")
+@click.option("--once", is_flag=True, help="Send what is due, then exit.")
+@log_level
+@database
+@click.pass_context
+def relay(
+    ctx: click.Context,
+    /,
+    *,
+    target: str | None,
+    database_url: str | None,
+    schema: str | None,
+    log_level: str,
+    once: bool,
+    **given: Any,
+) -> None:
+    """Hand the due jobs of routed kinds to the broker, until told to stop; any number of these may run.
+
+    A job leaves the table when the broker has confirmed it. What fails comes back to the table, and goes out again when
+    it is due. Like a worker it keeps house: reclaims, schedules, pruning, alerts. It needs the extra redrive[amqp].
+    """
+    from redrive.cli.target import load_queue
+    from redrive.queue import Queue
+
+    logging.basicConfig(level=log_level.upper(), format=FORMAT, stream=sys.stderr)
+    queue = load_queue(target) if target else Queue()
+    where: dict[str, Any] = {"database_url": database_url, "schema": schema}
+    queue.settings = replace(queue.settings, **{name: value for name, value in where.items() if value is not None})
+    ctx.exit(work(queue.relay, once=once, settings={name: value for name, value in given.items() if value is not None}))

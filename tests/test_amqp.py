@@ -1,0 +1,282 @@
+"""Jobs over a real RabbitMQ: what the relay sends, what workers run from there, and what comes home."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from engine import Inside
+from redrive import Dead, Queue, Retry, Snooze
+from support import wait_for
+from support_engine import add, states
+
+
+@pytest.fixture
+def queue(db, vhost):
+    with_pool = Queue(db, broker_url=vhost, poll=0.5)
+    with_pool.kinds.route("mail", "amqp", by="ada")
+    yield with_pool
+    with_pool.close()
+
+
+def jobs_of(conn: psycopg.Connection) -> int:
+    return conn.execute("select count(*) from redrive.jobs").fetchone()[0]
+
+
+class TestTheWay:
+    def test_a_job_goes_over_the_broker_and_leaves_no_row(self, conn, queue, vhost):
+        ran: list[Any] = []
+
+        @queue.handler("mail")
+        async def mail(payload: Any, job: Any) -> None:
+            ran.append((payload, job.id, job.attempt, job.priority, job.lane, job.metadata))
+
+        made = queue.enqueue("mail", {"to": "ada"}, priority=2, lane="acme", metadata={"trace": "x"})
+        with Inside(queue.relay(), queue.worker(broker=vhost)):
+            wait_for(lambda: ran, 30)
+            wait_for(lambda: jobs_of(conn) == 0)
+        assert ran == [({"to": "ada"}, made.id, 1, 2, "acme", {"trace": "x"})]
+
+    def test_many_jobs_each_run_once(self, conn, queue, vhost):
+        ran: list[int] = []
+
+        @queue.handler("mail")
+        async def mail(payload: Any) -> None:
+            ran.append(payload["n"])
+
+        queue.enqueue_many("mail", ({"n": n} for n in range(3000)))
+        with Inside(queue.relay(), queue.worker(broker=vhost), queue.worker(broker=vhost)):
+            wait_for(lambda: len(ran) >= 3000, 60)
+        assert sorted(ran) == list(range(3000))
+        assert jobs_of(conn) == 0
+
+    def test_what_is_routed_is_not_claimed_from_the_table_and_the_other_way_round(self, conn, queue, vhost):
+        ran: list[str] = []
+
+        @queue.handler("mail")
+        async def mail(_payload: Any) -> None:
+            ran.append("mail")
+
+        @queue.handler("export")
+        async def export(_payload: Any) -> None:
+            ran.append("export")
+
+        queue.enqueue("mail")
+        queue.enqueue("export")
+        with Inside(queue):
+            wait_for(lambda: states(conn, "export") == {"succeeded": 1})
+        assert states(conn, "mail") == {"pending": 1}
+        queue.kinds.route("mail", "postgres")
+        with Inside(queue):
+            wait_for(lambda: states(conn, "mail") == {"succeeded": 1})
+        assert ran == ["export", "mail"]
+
+    def test_a_route_that_changes_under_load_loses_and_doubles_nothing(self, conn, queue, vhost):
+        ran: list[int] = []
+
+        @queue.handler("mail")
+        async def mail(payload: Any) -> None:
+            await asyncio.sleep(0.001)
+            ran.append(payload["n"])
+
+        with Inside(queue.relay(), queue.worker(broker=vhost), queue.worker()):
+            for start in range(0, 1200, 100):
+                queue.kinds.route("mail", "amqp" if start % 200 else "postgres")
+                queue.enqueue_many("mail", ({"n": n} for n in range(start, start + 100)))
+            wait_for(lambda: len(ran) >= 1200, 60)
+            wait_for(lambda: not {"pending", "running"} & states(conn).keys())
+        assert sorted(ran) == list(range(1200))
+
+    def test_of_what_waits_at_the_broker_the_important_runs_first_and_the_last_is_not_forgotten(self, queue, vhost):
+        ran: list[str] = []
+
+        @queue.handler("mail")
+        def mail(payload: Any) -> None:
+            time.sleep(0.002)
+            ran.append(payload)
+
+        for priority, name in ((9, "low"), (5, "usual"), (1, "high")):
+            queue.enqueue_many("mail", [name] * 60, priority=priority)
+        asyncio.run(queue.relay().run(once=True))
+        with Inside(queue.worker(broker=vhost, concurrency=1)):
+            wait_for(lambda: len(ran) == 180, 60)
+        place = {name: sum(n for n, each in enumerate(ran) if each == name) / 60 for name in ("high", "usual", "low")}
+        assert place["high"] < place["usual"] < place["low"]
+        assert "low" in ran[:150]
+
+    def test_a_paused_kind_stays_in_the_table(self, conn, queue, vhost):
+        queue.kinds.pause("mail")
+        queue.enqueue("mail")
+        asyncio.run(queue.relay().run(once=True))
+        assert states(conn) == {"pending": 1}
+        queue.kinds.resume("mail")
+        asyncio.run(queue.relay().run(once=True))
+        assert states(conn) == {}
+
+    def test_a_job_past_its_deadline_dies_in_plain_sight(self, conn, queue, vhost):
+        @queue.handler("mail")
+        async def mail(_payload: Any) -> None:
+            raise AssertionError
+
+        queue.enqueue("mail", expires_in=1)
+        asyncio.run(queue.relay().run(once=True))
+        assert states(conn) == {}
+        time.sleep(1)  # as long as it may wait at the broker
+        with Inside(queue.worker(broker=vhost)):
+            wait_for(lambda: states(conn) == {"dead": 1})
+        assert "expires_at passed" in conn.execute("select last_error from redrive.jobs").fetchone()[0]
+
+
+class TestComingHome:
+    def test_a_failure_is_written_before_the_message_goes_and_the_relay_sends_it_again(self, conn, queue, vhost):
+        tries: list[tuple[int, int]] = []
+
+        @queue.handler("mail", backoff=lambda _attempt: 0.1)
+        async def mail(_payload: Any, job: Any) -> None:
+            tries.append((job.id, job.attempt))
+            if job.attempt < 3:
+                raise ConnectionResetError("no route")
+
+        made = queue.enqueue("mail", {"to": "ada"})
+        with Inside(queue.relay(), queue.worker(broker=vhost, breaker=False)):
+            wait_for(lambda: len(tries) == 3, 30)
+            wait_for(lambda: jobs_of(conn) == 0)
+        assert tries == [(made.id, 1), (made.id, 2), (made.id, 3)]
+        rows = conn.execute("select attempt, outcome, error_type from redrive.failures order by id").fetchall()
+        assert rows == [(1, "retried", "ConnectionResetError"), (2, "retried", "ConnectionResetError")]
+
+    def test_the_dead_are_seen_and_sent_back_as_ever(self, conn, queue, vhost):
+        healed, told = threading.Event(), []
+
+        @queue.handler("mail", max_attempts=1, on_dead=told.append)
+        async def mail(_payload: Any) -> None:
+            if not healed.is_set():
+                raise ValueError("no such customer")
+
+        made = queue.enqueue("mail", {"to": "ada"})
+        with Inside(queue.relay(), queue.worker(broker=vhost)):
+            wait_for(lambda: states(conn) == {"dead": 1}, 30)
+            wait_for(lambda: told)
+            job = queue.get(made.id)
+            assert (job.payload, job.attempts, job.locked_by) == ({"to": "ada"}, 1, None)
+            assert "no such customer" in job.last_error
+            assert told[0].id == made.id
+            healed.set()
+            assert queue.requeue(made.id) == [made.id]
+            wait_for(lambda: jobs_of(conn) == 0, 30)
+
+    @pytest.mark.parametrize(
+        ("verdict", "state"), [(Snooze(60), "pending"), (Dead("no"), "dead"), (Retry(after=60), "pending")]
+    )
+    def test_verdicts_hold(self, conn, queue, vhost, verdict, state):
+        ran = threading.Event()
+
+        @queue.handler("mail")
+        async def mail(_payload: Any) -> None:
+            ran.set()
+            raise verdict
+
+        queue.enqueue("mail")
+        with Inside(queue.relay(), queue.worker(broker=vhost)):
+            wait_for(lambda: ran.is_set() and states(conn) == {state: 1}, 30)
+        due = conn.execute("select run_at - now() from redrive.jobs").fetchone()[0].total_seconds()
+        assert state == "dead" or 40 < due < 61
+
+    def test_a_result_and_what_is_to_follow_are_one_commit_with_the_success(self, conn, queue, vhost):
+        @queue.handler("mail")
+        async def mail(_payload: Any, job: Any) -> dict[str, int]:
+            job.then("receipt", {"of": job.id})
+            return {"sent": 3}
+
+        made = queue.enqueue("mail")
+        with Inside(queue.relay(), queue.worker(broker=vhost)):
+            wait_for(lambda: states(conn) == {"succeeded": 1, "pending": 1}, 30)
+        assert queue.get(made.id).result == {"sent": 3}
+        assert conn.execute("select payload from redrive.jobs where kind = 'receipt'").fetchone()[0] == {"of": made.id}
+
+    def test_a_job_completes_in_the_handlers_own_transaction(self, conn, queue, db, vhost):
+        conn.execute("create table sent (id bigint)")
+        tries: list[int] = []
+
+        @queue.handler("mail", backoff=lambda _attempt: 0.1)
+        def mail(_payload: Any, job: Any) -> None:
+            tries.append(job.attempt)
+            with psycopg.connect(db) as own:
+                own.execute("insert into sent values (%s)", [job.id])
+                job.complete(own, {"sent": True})
+                if job.attempt == 1:
+                    raise RuntimeError("rolled back")
+
+        made = queue.enqueue("mail")
+        with Inside(queue.relay(), queue.worker(broker=vhost)):
+            wait_for(lambda: states(conn) == {"succeeded": 1}, 30)
+        assert queue.get(made.id).result == {"sent": True}
+        assert conn.execute("select id from sent").fetchall() == [(made.id,)]
+        assert tries == [1, 2]
+
+    def test_a_key_and_a_batch_keep_their_row_until_the_job_has_ended(self, conn, queue, vhost):
+        go = threading.Event()
+
+        @queue.handler("mail")
+        def mail(_payload: Any) -> None:
+            go.wait(20)
+
+        with queue.batches.open("report", name="letters") as batch:
+            batch.enqueue("mail")
+        first = queue.enqueue("mail", key="ada")
+        with Inside(queue.relay(), queue.worker(broker=vhost)):
+            wait_for(lambda: states(conn, "mail") == {"running": 2}, 30)
+            assert conn.execute("select distinct locked_by from redrive.jobs").fetchall() == [("amqp broker",)]
+            assert queue.enqueue("mail", key="ada") == type(first)(first.id, False, "mail")
+            go.set()
+            wait_for(lambda: states(conn, "mail") == {"succeeded": 2}, 30)
+            wait_for(lambda: states(conn, "report") == {"pending": 1}, 30)
+
+    def test_a_limit_of_jobs_at_once_holds(self, conn, queue, vhost):
+        at_once: list[int] = [0, 0]
+
+        @queue.handler("mail")
+        async def mail(_payload: Any) -> None:
+            at_once[0] += 1
+            at_once[1] = max(at_once)
+            await asyncio.sleep(0.01)
+            at_once[0] -= 1
+
+        queue.kinds.limit("mail", running=2)
+        add(conn, "mail", 20)
+        with Inside(queue.relay(), queue.worker(broker=vhost), queue.worker(broker=vhost)):
+            wait_for(lambda: states(conn, "mail") == {"succeeded": 20}, 60)
+        assert at_once[1] <= 2
+
+    def test_what_a_worker_holds_when_it_stops_comes_home_without_a_mark(self, conn, queue, vhost):
+        began = threading.Event()
+
+        @queue.handler("mail")
+        async def mail(_payload: Any) -> None:
+            began.set()
+            await asyncio.sleep(60)
+
+        add(conn, "mail", 30)
+        asyncio.run(queue.relay().run(once=True))
+        with Inside(queue.worker(broker=vhost, concurrency=2, grace=0)):
+            wait_for(began.is_set, 30)
+        rows = conn.execute("select attempts, alone, crashes, locked_by from redrive.jobs").fetchall()
+        assert set(rows) == {(0, False, 0, None)}
+        assert len(rows) >= 2
+
+
+class TestAway:
+    def test_no_broker_is_said_and_the_jobs_wait_in_the_table(self, conn, db, caplog):
+        queue = Queue(db, broker_url="amqp://guest:hidden@127.0.0.1:1/", poll=0.5)
+        queue.kinds.route("mail", "amqp")
+        queue.enqueue("mail")
+        with Inside(queue.relay()) as inside:
+            wait_for(lambda: "no broker at" in inside.worker.complaints())
+        queue.close()
+        assert states(conn) == {"pending": 1}
+        assert "hidden" not in caplog.text
