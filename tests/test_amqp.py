@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from engine import Inside
-from redrive import Dead, Queue, Retry, Snooze
+from redrive import Dead, InvalidOption, NoBroker, Queue, Retry, Snooze
 from support import wait_for
 from support_engine import add, states
 
@@ -280,3 +280,54 @@ class TestAway:
         queue.close()
         assert states(conn) == {"pending": 1}
         assert "hidden" not in caplog.text
+
+
+class TestDirect:
+    def test_a_job_goes_straight_to_the_broker_and_no_statement_is_said(self, conn, db, vhost):
+        ran: list[Any] = []
+        queue = Queue("postgresql://nobody@127.0.0.1:1/none", broker_url=vhost)
+        made = queue.enqueue("mail", {"to": "ada"}, direct=True, priority=2, lane="acme")
+        assert asyncio.run(queue.enqueue_async("mail", {"to": "bo"}, direct=True)).created
+        ids: list[int] = []
+        assert queue.enqueue_many("mail", ({"n": n} for n in range(1200)), direct=True, ids=ids) == 1200
+        queue.close()
+        assert len(set(ids) | {made.id}) == 1201
+
+        worker = Queue(db)
+
+        @worker.handler("mail")
+        async def mail(payload: Any, job: Any) -> None:
+            ran.append((job.id, payload, job.priority, job.lane))
+
+        with Inside(worker.worker(broker=vhost)):
+            wait_for(lambda: len(ran) == 1202, 60)
+        assert (made.id, {"to": "ada"}, 2, "acme") in ran
+        assert jobs_of(conn) == 0
+
+    def test_what_fails_comes_home_and_can_be_sent_back(self, conn, db, vhost):
+        queue = Queue(db, broker_url=vhost)
+
+        @queue.handler("mail", max_attempts=1)
+        async def mail(_payload: Any) -> None:
+            raise ValueError("no")
+
+        made = queue.enqueue("mail", {"to": "ada"}, direct=True, expires_in=60)
+        with Inside(queue.worker(broker=vhost)):
+            wait_for(lambda: states(conn) == {"dead": 1}, 30)
+        assert queue.get(made.id).payload == {"to": "ada"}
+        queue.close()
+
+    @pytest.mark.parametrize("how", [{"key": "k"}, {"delay": 5}, {"batch": 3}, {"connection": object()}])
+    def test_what_only_the_table_can_do_is_refused(self, db, how):
+        queue = Queue(db, broker_url="amqp://guest@127.0.0.1:1/")
+        with pytest.raises(InvalidOption, match="goes past the table"):
+            queue.enqueue("mail", direct=True, **how)
+        queue.close()
+
+    def test_a_broker_that_is_away_is_an_error_and_none_is_one_before_anything_else(self, db):
+        queue = Queue(db, broker_url="amqp://guest@127.0.0.1:1/")
+        with pytest.raises(NoBroker, match="no broker at"):
+            queue.enqueue("mail", direct=True)
+        queue.close()
+        with pytest.raises(InvalidOption, match="REDRIVE_BROKER_URL"):
+            Queue(db).enqueue("mail", direct=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 from redrive import child, store
@@ -34,6 +35,8 @@ from redrive.worker import Worker, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from redrive.amqp.direct import Direct
 
 _TRIES = 20
 
@@ -86,6 +89,7 @@ class Queue(Publisher):
         *,
         connection: Borrowed | None = None,
         key: str | None = None,
+        direct: bool = False,
         **options: Unpack[store.Wishes],
     ) -> Enqueued:
         """Enqueue a job, in the transaction of *connection* where one is given, else at once.
@@ -97,6 +101,8 @@ class Queue(Publisher):
                 :meth:`enqueue_async`). Its transaction is never begun, ended or broken.
             key: at most one pending or running job has it; a second enqueue answers with the first's id. In REPEATABLE
                 READ, a key taken since the snapshot is a SerializationFailure: try the whole transaction again.
+            direct: past the table, straight to the broker of ``broker_url``: for a job that needs no transaction, no
+                key, no batch and no delay. It is safe there when this returns.
             options: see :class:`redrive.store.Wishes`; priority and max_attempts are the handler's where one is known.
 
         Raises:
@@ -104,6 +110,8 @@ class Queue(Publisher):
             InvalidOption: before any SQL.
             TypeError: when *connection* is no sync connection of these.
         """
+        if direct:
+            return self._direct.one(kind, payload, options, key, connection)
         if connection is not None:
             demand(connection, "enqueue", "enqueue_async", is_async=False)
         statement = self._insert(kind, payload, key, options)
@@ -120,9 +128,12 @@ class Queue(Publisher):
         *,
         connection: AsyncBorrowed | None = None,
         key: str | None = None,
+        direct: bool = False,
         **options: Unpack[store.Wishes],
     ) -> Enqueued:
         """Enqueue a job from async code; see :meth:`enqueue`."""
+        if direct:
+            return await self._direct.one_async(kind, payload, options, key, connection)
         if connection is not None:
             demand(connection, "enqueue_async", "enqueue", is_async=True)
         statement = self._insert(kind, payload, key, options)
@@ -141,6 +152,7 @@ class Queue(Publisher):
         key: Callable[[Any], str] | None = None,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,
+        direct: bool = False,
         **options: Unpack[store.Wishes],
     ) -> int:
         """Enqueue a job for each payload and give the number of jobs made; all of them or, on an error, none.
@@ -150,11 +162,14 @@ class Queue(Publisher):
         a function from payload to key, those whose key lives already make no job and are not counted; the jobs are
         written in the order of their keys, so that two that write the same ones can't be deadlocked. *ids* is a list
         to which the ids of the new jobs are added, at some cost; *on_chunk* is told how many there are so far. On a
-        connection that isn't psycopg's all payloads are read first, and written by one statement.
+        connection that isn't psycopg's all payloads are read first, and written by one statement. With *direct*, as of
+        :meth:`enqueue`, there is no transaction: what was sent before an error stays sent.
 
         Raises:
             InvalidPayload: with the place of the bad payload; nothing was written by this call.
         """
+        if direct:
+            return self._direct.many(kind, payloads, options, key, connection, ids=ids, on_chunk=on_chunk)
         if connection is not None:
             demand(connection, "enqueue_many", "enqueue_many_async", is_async=False)
         batch = self._batch(kind, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
@@ -171,9 +186,12 @@ class Queue(Publisher):
         key: Callable[[Any], str] | None = None,
         ids: list[int] | None = None,
         on_chunk: Callable[[int], object] | None = None,
+        direct: bool = False,
         **options: Unpack[store.Wishes],
     ) -> int:
         """Enqueue a job for each payload from async code; see :meth:`enqueue_many`."""
+        if direct:
+            return await self._direct.many_async(kind, payloads, options, key, connection, ids=ids, on_chunk=on_chunk)
         if connection is not None:
             demand(connection, "enqueue_many_async", "enqueue_many", is_async=True)
         batch = self._batch(kind, payloads, options, key=key, ids=ids, on_chunk=on_chunk)
@@ -313,6 +331,18 @@ class Queue(Publisher):
                 loop.remove_signal_handler(each)
 
     # -- how
+
+    @cached_property
+    def _direct(self) -> Direct:
+        from redrive.amqp.direct import Direct  # noqa: PLC0415 - its library is an extra
+
+        return Direct(self.settings.broker_url, self.schema, self._in_lane)
+
+    def close(self) -> None:
+        """Close the queue's own idle connections; it opens new ones when used again."""
+        super().close()
+        if "_direct" in vars(self):
+            self._direct.close()
 
     def _insert(self, kind: str, payload: Any, key: str | None, options: Mapping[str, Any]) -> Statement[Any]:
         payload = {} if payload is None else payload
