@@ -82,6 +82,8 @@ class Consumer(Service):
         self._doubtful: list[Finished] = []
         """Successes whose acknowledgement the broker may not have seen."""
         self._settle_at = 0.0
+        self._again: list[int] = []
+        """Deliveries of this channel that brought what had come before."""
         self._fed = self._misses = 0
         self._channel = 0
         self._closing = False
@@ -111,12 +113,15 @@ class Consumer(Service):
 
     async def _acknowledge(self) -> None:
         self._doubtful += [self._succeeded.popleft() for _ in range(len(self._succeeded))]
-        done: list[int] = []
+        done, self._again = self._again, []
+        for tag in done:
+            self._unacknowledged.pop(tag, None)
         while self._ended:
             job = self._ended.popleft()
             if self._held.get(job.id) is job:
                 del self._held[job.id]
-            self._lately[job.id, job.claim] = None
+            if not job.lost:  # else it is not known that anything was written: if it comes again, it is run again
+                self._lately[job.id, job.claim] = None
             if job.tag is not None and job.tag[0] == self._channel:
                 done.append(job.tag[1])
                 self._unacknowledged.pop(job.tag[1], None)
@@ -166,6 +171,7 @@ class Consumer(Service):
             _log.error(
                 "a message in %s is no job of redrive's, and stays there: %r", message.delivery.routing_key, error
             )
+            self._unacknowledged[tag] = 0  # acknowledgements go round it
             return
         self._asked[band(parcel.priority)] = 0.0
         parcel.tag = here
@@ -173,6 +179,8 @@ class Consumer(Service):
         if (parcel.id, parcel.claim) in self._lately:
             self._ended.append(parcel)
         elif (mine := self._held.get(parcel.id)) is not None and mine.claim == parcel.claim:
+            if mine.tag is not None and mine.tag[0] == self._channel:  # the relay has sent it again
+                self._again.append(mine.tag[1])
             mine.tag = here  # of a connection that was lost: what runs here goes on, and this is its message now
         elif parcel.suspect or message.delivery.redelivered or headers.get("x-delivery-count"):
             self._held[parcel.id] = parcel
@@ -215,6 +223,7 @@ class Consumer(Service):
             await self.link.open()
             self._channel, self._prefetch = self.link.number, {}
             self._unacknowledged.clear()
+            self._again.clear()
             _log.info("jobs come from the broker at %s", self.link.where)
         await self._acknowledge()
         if time.monotonic() >= self._settle_at:
@@ -244,6 +253,7 @@ class Consumer(Service):
             if getattr(job, "home", False):
                 self._home.hand_back([job])
         self._unacknowledged.clear()
+        self._again.clear()
         for one in [*self._doubtful, *self._succeeded]:
             self._home.put(one)
         self._doubtful.clear()

@@ -115,6 +115,8 @@ def work(make: Callable[..., Worker], *, once: bool, settings: dict[str, Any]) -
     from redrive.worker import stop_signals
 
     log.attach()
+    for name in ("aiormq", "aio_pika"):  # a stack for each connection that is lost; ours is said in a line
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What handlers print is seen when they do, through a pipe too: Docker's log, journald, a file.
         sys.stdout.reconfigure(line_buffering=True)

@@ -4346,7 +4346,9 @@ SELECT kind FROM {kinds} WHERE kind <> '*' AND route = {route} ORDER BY kind
 
 -- name: come_home
 -- Jobs come back from the broker, as running here: what became of them is written next, in the same transaction. What was
--- decided already, by another delivery of the same message, is not decided again.
+-- decided already, by another delivery of the same message, is not decided again. The worker may be quicker than the
+-- relay, whose transaction is open until all it has sent is confirmed: the row is then still pending, with one claim less.
+-- It is waited for; and where the relay has rolled back, that row is the job's, and is taken home.
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(
         %(ids)s::bigint[], %(kinds)s::text[], %(payloads)s::text[], %(attempts)s::int[], %(max_attempts)s::int[],
@@ -4356,10 +4358,12 @@ WITH given AS MATERIALIZED (
     ) AS g(id, kind, payload, attempt, max_attempts, claim, crashes, priority, lane, due, created, metadata, expires, kept, alone)
 ), stayed AS (
     UPDATE {jobs} j
-    SET locked_by = %(worker)s, locked_at = {clock}(), updated_at = {clock}(), alone = g.alone
+    SET status = 'running', attempts = g.attempt, claims = g.claim, counted = true, locked_by = %(worker)s,
+        locked_at = {clock}(), updated_at = {clock}(), alone = g.alone
     FROM given g
-    WHERE g.kept AND j.id = g.id AND j.id = ANY(ARRAY(SELECT id FROM given WHERE kept)) AND j.claims = g.claim
-      AND j.status || '' = 'running' AND j.locked_by IN ({broker}, %(worker)s)
+    WHERE g.kept AND j.id = g.id AND j.id = ANY(ARRAY(SELECT id FROM given WHERE kept))
+      AND CASE WHEN j.claims = g.claim THEN j.status || '' = 'running' AND j.locked_by IN ({broker}, %(worker)s)
+               ELSE j.claims = g.claim - 1 AND j.status || '' = 'pending' END
     RETURNING j.id
 ), arrived AS (
     INSERT INTO {jobs} AS j (id, kind, payload, status, attempts, max_attempts, run_at, locked_at, locked_by, created_at,
@@ -4369,7 +4373,10 @@ WITH given AS MATERIALIZED (
     FROM given g
     WHERE NOT kept AND NOT EXISTS (SELECT FROM {failures} f WHERE f.job_id = g.id AND f.claim >= g.claim)
     ORDER BY id
-    ON CONFLICT (id) DO NOTHING
+    ON CONFLICT (id) DO UPDATE
+    SET status = 'running', attempts = EXCLUDED.attempts, claims = EXCLUDED.claims, locked_by = EXCLUDED.locked_by,
+        locked_at = EXCLUDED.locked_at, updated_at = EXCLUDED.updated_at, alone = EXCLUDED.alone
+    WHERE j.claims = EXCLUDED.claims - 1 AND j.status || '' = 'pending'
     RETURNING id
 )
 SELECT id FROM stayed UNION ALL SELECT id FROM arrived
@@ -4379,6 +4386,7 @@ SELECT id FROM stayed UNION ALL SELECT id FROM arrived
 SELECT g.id
 FROM unnest(%(ids)s::bigint[], %(claims)s::int[], %(kept)s::boolean[]) AS g(id, claim, kept)
 LEFT JOIN LATERAL (SELECT id, claims, status, locked_by FROM {jobs} WHERE id = g.id) j ON true
-WHERE CASE WHEN g.kept THEN (j.claims = g.claim AND j.status || '' = 'running' AND j.locked_by = {broker}) IS NOT TRUE
-           ELSE j.id IS NOT NULL END
+WHERE CASE WHEN g.kept THEN j.id IS NULL OR j.claims > g.claim
+                OR j.claims = g.claim AND (j.status || '' = 'running' AND j.locked_by = {broker}) IS NOT TRUE
+           ELSE coalesce(j.claims >= g.claim, false) END
    OR EXISTS (SELECT FROM {failures} f WHERE f.job_id = g.id AND f.claim >= g.claim)

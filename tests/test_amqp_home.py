@@ -1,0 +1,96 @@
+"""A worker may be quicker than its relay, whose transaction is open until all is confirmed: nothing is lost by that."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from redrive import Queue
+from redrive.amqp.parcel import Parcel, of_home, opened
+from redrive.job import Holder
+from redrive.sql import BROKER
+from redrive.statements import named, run
+from support import wait_for
+
+WORKER = "host:1:abcdef"
+TAKES = {
+    "moved": "delete from redrive.jobs where id = %(id)s",
+    "kept": (
+        "update redrive.jobs set status = 'running', claims = 1, attempts = 1, locked_by = %(broker)s where id = %(id)s"
+    ),
+}
+"""What the relay's claim does to a row."""
+
+
+@pytest.fixture
+def job_id(db):
+    queue = Queue(db)
+    made = queue.enqueue("mail", {"n": 1})
+    queue.close()
+    return made.id
+
+
+def message(job_id: int, *, kept: bool, claim: int = 1) -> Parcel:
+    holder = Holder(WORKER, "redrive", lambda *_: None, lambda *_: None, lambda *_: None)
+    headers = {"due": 0, "created": 0, "kept": kept, "claim": claim}
+    return opened(holder, job_id, "mail", b'{"n": 1}', headers)
+
+
+def home(conn: psycopg.Connection, parcel: Parcel) -> list[int]:
+    return [row.id for row in run(conn, named("come_home", "redrive", worker=WORKER, **of_home([parcel])))]
+
+
+def settled(conn: psycopg.Connection, parcel: Parcel) -> bool:
+    params = {"ids": [parcel.id], "claims": [parcel.claim], "kept": [parcel.kept]}
+    return bool(run(conn, named("settled_at_home", "redrive", **params)))
+
+
+def row(conn: psycopg.Connection) -> tuple[str, int, str] | None:
+    return conn.execute("select status, claims, locked_by from redrive.jobs").fetchone()
+
+
+@pytest.mark.parametrize("way", TAKES)
+def test_a_message_that_comes_again_before_its_relay_has_committed_is_not_settled(db, conn, job_id, way):
+    """Taken for settled it was acknowledged, and then the relay's commit took the row: lost."""
+    parcel = message(job_id, kept=way == "kept")
+    with psycopg.connect(db) as relay:
+        relay.execute(TAKES[way], {"id": job_id, "broker": BROKER})
+        assert not settled(conn, parcel)
+    assert not settled(conn, parcel)
+    assert home(conn, parcel) == [job_id]
+    assert settled(conn, parcel)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("way", TAKES)
+def test_an_outcome_waits_for_the_relay_and_is_written_however_that_ends(db, conn, job_id, way, commits):
+    """Where the relay has rolled back, its row is the job's: it does not go out again."""
+    parcel, came = message(job_id, kept=way == "kept"), []
+
+    def bring() -> None:
+        with psycopg.connect(db, autocommit=True) as worker:
+            came.append(home(worker, parcel))
+
+    with psycopg.connect(db) as relay:
+        relay.execute(TAKES[way], {"id": job_id, "broker": BROKER})
+        thread = threading.Thread(target=bring)
+        thread.start()
+        waits = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        wait_for(lambda: came or conn.execute(waits).fetchone())
+        assert came == [], "it did not wait"
+        if not commits:
+            relay.rollback()
+    thread.join(10)
+    assert came == [[job_id]]
+    assert row(conn) == ("running", 1, WORKER)
+
+
+@pytest.mark.parametrize("way", TAKES)
+def test_what_has_ended_does_not_come_home_again(conn, job_id, way):
+    parcel = message(job_id, kept=way == "kept")
+    conn.execute("update redrive.jobs set status = 'pending', claims = 1")
+    assert settled(conn, parcel)
+    assert home(conn, parcel) == []
+    assert row(conn)[:2] == ("pending", 1)
