@@ -13,7 +13,7 @@ def test_pause_list_and_resume(db):
     assert "the provider is down" in redrive(db, "kinds").stdout
     redrive(db, "resume", "mail")
     assert redrive(db, "resume", "mail", code=1).stdout.strip() == "mail: not paused"
-    assert "no kind is paused or limited" in redrive(db, "kinds").stderr
+    assert "no kind is paused, limited or routed" in redrive(db, "kinds").stderr
 
 
 def test_all_kinds_at_once_and_until(db):

@@ -12,10 +12,11 @@ from redrive import Queue
 from redrive.amqp.management import Broker, Queued, ails
 from redrive.amqp.names import queue_name
 from redrive.doctor import examine
+from redrive.sql import BROKER
 from redrive.web import desk
 from shell import answer, redrive
 from test_amqp_management import fill
-from test_web import client, text
+from test_web import client, post, text
 
 MUTE = "http://ada:hunter2@127.0.0.1:1"
 
@@ -42,12 +43,13 @@ def page(queue: Queue, path: str) -> str:
 
 def test_it_is_seen_in_the_desk_the_terminal_the_doctor_and_by_prometheus(db, at_broker):
     with closing(Queue(db, **at_broker)) as queue:
+        queue.kinds.route("mail", "amqp", by="ada")
         seen = page(queue, "/")
         assert "Is the broker well?" in seen
         assert "5 jobs of kind mail wait at the broker" in seen
         assert "Unacknowledged" in page(queue, "/kinds")
-        browser = client(desk(queue, local=True))
-        scraped = browser.get("/metrics").text
+        assert "at the broker" in page(queue, "/kinds?kind=mail")
+        scraped = client(desk(queue, local=True)).get("/metrics").text
         assert "redrive_broker_up 1.0" in scraped
         assert 'redrive_broker_jobs{kind="mail",state="ready"} 5.0' in scraped
         with psycopg.connect(db, autocommit=True) as conn:
@@ -57,6 +59,55 @@ def test_it_is_seen_in_the_desk_the_terminal_the_doctor_and_by_prometheus(db, at
     shown = redrive(db, "top", "--once", env=variables(at_broker)).stdout
     assert "at the broker: mail: 5 ready, 0 unacknowledged, 0 consumers" in shown
     assert answer(db, "top", env=variables(at_broker))["broker"]["kinds"][0]["ready"] == 5
+
+
+def test_a_job_whose_row_stays_is_said_to_be_at_the_broker_and_is_not_stuck(db, conn):
+    with closing(Queue(db, broker_management_url=MUTE)) as queue:
+        made = queue.enqueue("mail", key="k")
+        conn.execute(
+            "update redrive.jobs set status = 'running', claims = 1, attempts = 1, locked_by = %s,"
+            " locked_at = now() - interval '1 day', updated_at = now() - interval '1 day'",
+            [BROKER],
+        )
+        seen = page(queue, f"/jobs/{made.id}")
+        assert "at the broker" in seen
+        assert "none yet: it is at the broker" in seen
+        assert "which is silent" not in page(queue, "/")
+        gone = client(desk(queue, local=True)).get("/jobs/999")
+        assert gone.status_code == 404
+        assert "is at the broker or was run from there" in text(gone)
+
+
+def test_what_is_routed_and_late_without_a_relay_says_so(db, conn):
+    with closing(Queue(db)) as queue:
+        queue.kinds.route("mail", "amqp", by="ada")
+        queue.enqueue("mail")
+        conn.execute("update redrive.jobs set run_at = now() - interval '1 hour'")
+        seen = page(queue, "/")
+        assert "the kind goes over the broker, and no relay is alive: start redrive relay" in seen
+        assert "has limits" not in seen
+        assert "broker_management_url is not set" in seen
+        conn.execute(
+            "insert into redrive.workers (name, host, pid, version, kinds, concurrency, lease, heartbeat_at)"
+            " values ('relay:1:abcdef', 'h', 1, '1', '{}', 1, '1 hour', now())"
+        )
+        assert "no relay is alive" not in page(queue, "/")
+        assert "a relay, which hands jobs to the broker" in page(queue, "/workers")
+    assert "over the broker" in redrive(db, "top", "--once").stdout
+    assert "broker" in redrive(db, "kinds").stdout
+
+
+def test_a_kind_is_routed_from_its_page(db, conn):
+    with closing(Queue(db, broker_management_url=MUTE)) as queue:
+        browser = client(desk(queue, local=True))
+        assert "Over the broker" in browser.get("/kinds?kind=mail").text
+        post(browser, "/kinds/route", kind="mail", route="amqp", reason="outgrown")
+        assert [(row.kind, row.route) for row in queue.kinds.list()] == [("mail", "amqp")]
+        assert "Back to Postgres" in browser.get("/kinds?kind=mail").text
+        post(browser, "/kinds/route", kind="mail", route="postgres")
+        assert queue.kinds.list() == []
+        assert post(browser, "/kinds/route", kind="mail", route="nowhere").status_code == 400
+        assert [act.action for act in queue.audit.list()] == ["route", "route"]
 
 
 def test_where_it_does_not_answer_every_page_comes_and_says_so_without_the_password(db):

@@ -18,6 +18,7 @@ from redrive.breakers import State
 from redrive.kinds import Kind
 from redrive.masking import mask_text
 from redrive.reaper import OWN_NAME
+from redrive.sql import AMQP
 from redrive.statements import Statement, lenient
 from redrive.words import clean, jobs, number, one_line, span
 
@@ -126,7 +127,8 @@ def late(reading: Reading, workers: Sequence[Any]) -> Part:
     how = {"kind": None, "closed": False, "most": MOST}
     breakers: Statement[State] = lenient("list_breakers", reading.settings.schema, class_row(State), **how)
     states = part.read(reading.ask, "breakers", breakers)
-    held = {row.kind: "is paused" if row.paused else "has limits" for row in kinds}
+    relayed = any(worker.alive and not worker.kinds for worker in workers)
+    held = {row.kind: said for row in kinds if (said := _held(row, relayed=relayed))}
     # What holds a kind is what there is to say of it; that its jobs are late follows.
     whole = {row.kind for row in states if not row.target}
     paused: dict[str, float] = {}
@@ -151,6 +153,14 @@ def late(reading: Reading, workers: Sequence[Any]) -> Part:
             late_by = f"; the oldest job is due for {span(age)}" if age > LATE else ""
             part.found("note", f"{what} paused{by}{why}{late_by}", subject=row.kind)
     return part
+
+
+def _held(row: Kind, *, relayed: bool) -> str:
+    if row.paused:
+        return "is paused"
+    if row.route == AMQP and not relayed:
+        return "goes over the broker, and no relay is alive: start redrive relay"
+    return "has limits" if row.limited else ""
 
 
 def _breaker(row: State) -> tuple[Level, str, str]:

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from redrive.amqp.names import prefix, queue_names
+from redrive.sql import AMQP
 from redrive.words import jobs, one_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from redrive.kinds import Kind
     from redrive.settings import Settings
 
 TIMEOUT = 1.5
@@ -131,9 +133,9 @@ def ails(now: Broker) -> list[Ailment]:
     return found
 
 
-def routed(kinds: Iterable[Any]) -> set[str]:
+def routed(kinds: Iterable[Kind]) -> set[str]:
     """Give those of these kinds whose jobs go to the broker."""
-    return {each.kind for each in kinds if getattr(each, "route", "") == "amqp"}
+    return {each.kind for each in kinds if each.route == AMQP}
 
 
 def seen(settings: Settings, routed: Collection[str], known: Iterable[str] = (), *, timeout: float = TIMEOUT) -> Broker:

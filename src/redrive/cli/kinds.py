@@ -156,19 +156,21 @@ def limit(
 @as_json
 @database
 def kinds(*, database_url: str | None, schema: str | None, as_json: bool) -> None:
-    """List the kinds that are paused or have limits: by whom and why, how much may run, and how much does."""
+    """List the kinds that are paused, have limits or go over a broker: by whom and why, how much may run, and does."""
+    from redrive.sql import AMQP
+
     with session(database_url, schema) as now:
         rows = now.queue.kinds.list(connection=now.conn)
     if as_json:
         screen.document([vars(row) for row in rows])
         return
     if not rows:
-        screen.note("no kind is paused or limited")
+        screen.note("no kind is paused, limited or routed")
         return
     lines: list[list[str | Cell]] = [
         [
             "(all)" if row.kind == "*" else row.kind,
-            Cell("paused", "yellow") if row.paused else "",
+            Cell("paused", "yellow") if row.paused else "broker" if row.route == AMQP else "",
             str(row.running),
             _limits(row),
             _why(row, now.now) if row.paused else "",

@@ -177,10 +177,14 @@ def look(now: Session) -> View:
 
 
 def _held(row: Any, breakers: list[Any], kind: str) -> str:
+    from redrive.sql import AMQP
+
     if row is not None and row.paused:
         return "paused"
     if any(each.kind == kind and each.state == "open" for each in breakers):
         return "breaker open"
+    if row is not None and row.route == AMQP:
+        return "over the broker"
     return "limited" if row is not None and row.limited else ""
 
 

@@ -2080,7 +2080,7 @@ SELECT j.locked_by AS worker, count(*) AS jobs,
        extract(epoch FROM {clock}() - min(coalesce(w.heartbeat_at, j.locked_at, j.updated_at)))::float8 AS silent_for
 FROM {jobs} j
 LEFT JOIN {workers} w ON w.name = j.locked_by
-WHERE j.status = 'running'
+WHERE j.status = 'running' AND j.locked_by IS DISTINCT FROM {broker}
   AND coalesce(w.heartbeat_at, j.locked_at, j.updated_at) < {clock}() - %(slack)s::float8 * coalesce(
           w.lease, make_interval(secs => CASE WHEN j.locked_by ~ %(own_name)s THEN %(lease)s::float8
                                               ELSE %(foreign_age)s::float8 END))
@@ -2157,6 +2157,7 @@ SELECT j.id, j.kind, j.locked_by AS worker, t.timeout, extract(epoch FROM {clock
 FROM unnest(%(kinds)s::text[], %(timeouts)s::float8[]) AS t(kind, timeout)
 JOIN {jobs} j ON j.kind = t.kind
 WHERE j.status = 'running' AND j.updated_at < {clock}() - make_interval(secs => t.timeout + %(slack)s::float8)
+  AND j.locked_by IS DISTINCT FROM {broker}
 ORDER BY j.updated_at
 LIMIT 20
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrive.errors import InvalidOption
 from redrive.settings import seconds
+from redrive.sql import AMQP
 from redrive.web.page import Done, Form
 from redrive.words import span
 
@@ -50,6 +51,18 @@ def limit_kind(desk: Desk, request: Request, form: Form) -> Done:
     given = {name: value for name, value in limits.items() if value is not None}
     desk.queue.kinds.limit(kind, by=desk.by(request), **given)
     return Done("kinds", f"The limits of {kind} are set." if given else f"{kind} has no limits.", {"kind": kind})
+
+
+def route_kind(desk: Desk, request: Request, form: Form) -> Done:
+    """Let the jobs of a kind go over the broker, or from the table again."""
+    desk.demand_writable()
+    kind, route = form.text("kind"), form.text("route")
+    desk.queue.kinds.route(kind, route, by=desk.by(request), reason=form.text("reason"))
+    if route == AMQP:
+        said = "are handed to the broker by redrive relay, and run by redrive worker --broker"
+    else:
+        said = "are run from the table again; what is at the broker is run from there"
+    return Done("kinds", f"The jobs of {kind} {said}.", {"kind": kind})
 
 
 def open_breaker(desk: Desk, request: Request, form: Form) -> Done:

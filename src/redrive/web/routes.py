@@ -44,6 +44,7 @@ def routes(desk: Desk) -> list[Route]:
         "pause_kind": ("/kinds/pause", deeds.pause_kind),
         "resume_kind": ("/kinds/resume", deeds.resume_kind),
         "limit_kind": ("/kinds/limit", deeds.limit_kind),
+        "route_kind": ("/kinds/route", deeds.route_kind),
         "open_breaker": ("/kinds/hold", deeds.open_breaker),
         "close_breaker": ("/kinds/let-go", deeds.close_breaker),
         "pause_schedule": ("/schedules/pause", deeds.pause_schedule),

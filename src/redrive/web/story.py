@@ -13,6 +13,7 @@ from redrive.audit import Audit
 from redrive.curtain import ends
 from redrive.job import Job
 from redrive.masking import mask_text
+from redrive.sql import BROKER
 from redrive.web import picture, shown
 from redrive.web.page import Page
 from redrive.web.pages import audited
@@ -34,8 +35,6 @@ DEEDS = {
     "succeeded": (),
 }
 """What can be done with a job, by its state."""
-AT_BROKER = "amqp broker"
-"""Who holds a job whose row stays while the job is at the broker."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def deeds(row: Job, now: datetime) -> tuple[str, ...]:
 
 def state(row: Job, now: datetime) -> str:
     """Say in words what a job is doing."""
-    if row.status == "running" and row.locked_by == AT_BROKER:
+    if row.status == "running" and row.locked_by == BROKER:
         return "at the broker"
     if row.status == "running":
         return "is asked to stop" if row.cancel_requested_at else "running"
