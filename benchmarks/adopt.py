@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BAR = 0.005
 """Seconds that the triggers and a round of the sweep may take, in the middle."""
-EACH = 0.0002
+EACH = 0.0004
 """Seconds that an UPDATE of very many rows may take for each that comes to wait."""
 TABLE = """
     CREATE TABLE mail (

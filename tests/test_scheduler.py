@@ -18,8 +18,9 @@ import pytest
 from psycopg.rows import namedtuple_row
 
 from engine import Inside, sessions
-from redrive import Queue, timetable
+from redrive import Queue, scheduler, timetable
 from redrive.connections import Control, conninfo
+from redrive.errors import InvalidOption
 from redrive.scheduler import Scheduler
 from redrive.service import Database
 from redrive.settings import load
@@ -166,6 +167,54 @@ def test_rows_that_make_no_sense_are_marked_and_disturb_no_other(db, conn, caplo
     assert schedule(conn, "bad cron").problem is None
     Ticks(db)()
     assert schedule(conn, "bad cron").next_run_at.minute == 1
+
+
+def test_a_zone_that_one_machine_does_not_know_is_the_other_machines_business(db, conn, caplog, monkeypatch):
+    """The poor one's looks neither break nor advance what the rich one has planned, which makes up for all slots."""
+    schedule(conn, cron="0 * * * *", timezone="Asia/Tokyo", missed="all", overlap="allow")
+    schedule(conn, "other", every="1 hour")
+    known = timetable.zone
+
+    def unknown(name):
+        if name == "Asia/Tokyo":
+            raise InvalidOption("timezone is 'Asia/Tokyo', which nobody knows")
+        return known(name)
+
+    def as_poor():
+        with monkeypatch.context() as patched:
+            patched.setattr(timetable, "zone", unknown)
+            patched.setattr(scheduler, "zone", unknown)
+            Ticks(db)(2)
+
+    as_poor()
+    assert "which nobody knows" in schedule(conn).problem, "nobody has planned it yet"
+    Ticks(db)()
+    assert (schedule(conn).problem, schedule(conn).next_run_at is None) == (None, False)
+    down(conn, clock(conn).replace(minute=0, second=0, microsecond=0) - timedelta(hours=2))
+    down(conn, clock(conn) - timedelta(seconds=1), "other")
+    as_poor()
+    assert schedule(conn).problem is None
+    assert [job.metadata["schedule"] for job in jobs(conn)] == ["other"]
+    assert caplog.text.count("are left to other workers") == 1
+    Ticks(db)()
+    assert len(jobs(conn)) == 1 + 3
+
+
+def test_what_one_worker_found_to_be_broken_is_looked_at_again_by_those_that_run(db, conn):
+    schedule(conn, every="1 hour")
+
+    async def turn() -> None:
+        control = Control(db, "redrive", "heartbeat test")
+        one = Scheduler(Database("here:1:abcdef"), control, load({}), ())
+        for ago, problem in ((0, "nobody knows its zone"), (0, "nobody knows its zone"), (61, None)):
+            await one.tick()
+            conn.execute("update redrive.schedules set problem = 'nobody knows its zone', next_run_at = null")
+            one._retried -= ago
+            await one.tick()
+            assert schedule(conn).problem == problem
+        control.drop()
+
+    asyncio.run(turn())
 
 
 def test_of_many_workers_at_once_one_advances_and_the_log_stays_empty_ct_04(db, conn, server_log):
@@ -418,6 +467,7 @@ def test_no_statement_of_the_scheduler_walks_over_jobs_or_slots(db, conn):
     with psycopg.connect(conninfo(db, application="test", nonce="x")) as worker:
         now = clock(conn)
         look = {"mine": [], "judge": True, "grace": 900, "everything": False, "most": 200}
+        look |= {"retry": True, "strange": ["Mars/Olympus"]}
         found = run(worker, named("look_at_schedules", "redrive", **look))
         assert len(found) == 50
         rows = {
@@ -596,7 +646,7 @@ def test_old_slots_are_pruned_and_the_young_are_kept(db, conn, queue):
 
 
 APP = """
-from redrive import Queue, timetable
+from redrive import Queue, scheduler, timetable
 
 queue = Queue()
 

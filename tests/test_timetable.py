@@ -146,9 +146,8 @@ def test_over_400_days_next_increases_and_is_quick_in_every_zone_ct_02(zone):
         hold(zone, text, 400, sample)
     for change in changes(zone):
         for text in ("*/30 * * * *", "* * * * *", "0 */10 * * * *", "30 */2 * * *", "* * 1 * * *"):
-            for slot in preview(Cron(text, zone), change - 3 * HOUR, 400):
-                assert slot > change - 3 * HOUR
             slots = preview(Cron(text, zone), change - 3 * HOUR, 400)
+            assert slots[0] > change - 3 * HOUR
             assert slots == sorted(set(slots))
 
 

@@ -20,7 +20,7 @@ from redrive.errors import InvalidOption
 from redrive.events import ScheduleBroken, ScheduleRan, ScheduleSkipped, emit
 from redrive.service import Database, Service
 from redrive.statements import named
-from redrive.timetable import Owed, Policy, Timetable, owed, timetable
+from redrive.timetable import Owed, Policy, Timetable, owed, timetable, zone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,6 +70,9 @@ class Scheduler(Service):
         self._definitions = tuple(definitions)
         self._mine: list[str] = []
         self._registered = self._lack_told = False
+        self._strange: set[str] = set()
+        """Zones that this machine doesn't know, and others do."""
+        self._retried = time.monotonic()
         self._up_since = time.monotonic()
 
     async def tick(self) -> float:
@@ -112,7 +115,9 @@ class Scheduler(Service):
                     _log.warning("schedule %s of the code is not used: an operator's has that name", row.name)
 
     async def _look(self) -> list[Any]:
-        everything = not self._looked
+        everything, now = not self._looked, time.monotonic()
+        if retry := now - self._retried >= LOOK_EVERY:
+            self._retried = now
         statement = named(
             "look_at_schedules",
             self._control.schema,
@@ -120,6 +125,8 @@ class Scheduler(Service):
             judge=time.monotonic() - self._up_since >= self._grace,
             grace=self._grace,
             everything=everything,
+            retry=retry,
+            strange=sorted(self._strange),
             most=EVERYTHING if everything else MOST,
         )
         # Binary, here and below: times and intervals as text have the style that the database is set to.
@@ -141,7 +148,8 @@ class Scheduler(Service):
             try:
                 table = timetable(row.cron, row.every, row.at, row.timezone, row.anchor)
             except InvalidOption as error:
-                plans.append((row, None, str(error)))
+                if not self._is_others(row):
+                    plans.append((row, None, str(error)))
                 continue
             found = self._judge(row, table, now)
             if found is not None:
@@ -158,6 +166,23 @@ class Scheduler(Service):
         elif len(rows) >= MOST and self._looked:
             return 0.0
         return max(0.0, min(ahead)) + random.uniform(0.0, JITTER)
+
+    def _is_others(self, row: Any) -> bool:
+        """Whether a schedule was planned by somebody who knows its zone: then it is theirs, and broken here alone."""
+        try:
+            zone(row.timezone)
+        except InvalidOption as error:
+            if row.next_run_at is None:
+                return False
+            self._strange.add(row.timezone)
+            _log.warning(
+                "schedules in zone %s, such as %s, are left to other workers: %s. Is this machine's tzdata too old?",
+                row.timezone,
+                row.name,
+                error,
+            )
+            return True
+        return False
 
     def _judge(self, row: Any, table: Timetable, now: datetime) -> Due | None:
         if row.problem is None and row.next_run_at is not None and row.next_run_at <= now:

@@ -1008,7 +1008,8 @@ LEFT JOIN added a ON a.name = g.name
 -- name: look_at_schedules
 -- What is due by the server's clock, in how many seconds the next will be, and on the way the sign that this worker has
 -- :mine in its code. One statement, since it is all that an idle worker says about schedules. A worker that has been up
--- for the grace itself (:judge) disables what no live worker has had in its code for so long.
+-- for the grace itself (:judge) disables what no live worker has had in its code for so long. What was found to be broken
+-- is looked at again now and then (:retry), since a zone that one machine doesn't know (:strange) another one may.
 WITH seen AS (
     UPDATE {schedules} SET seen_at = {clock}()
     WHERE name = ANY(ARRAY(
@@ -1028,7 +1029,9 @@ WITH seen AS (
                SELECT j.id FROM {jobs} j WHERE j.id = s.last_job_id AND j.status || '' IN ('pending', 'running') LIMIT 1
            ) IS NULL AS may_go_on -- a lookup a row, as in cancel_requests
     FROM {schedules} s
-    WHERE s.paused_at IS NULL AND s.disabled_at IS NULL AND s.ended_at IS NULL AND (s.problem IS NULL OR %(everything)s)
+    WHERE s.paused_at IS NULL AND s.disabled_at IS NULL AND s.ended_at IS NULL
+      AND (s.problem IS NULL OR %(everything)s OR %(retry)s)
+      AND (s.next_run_at IS NULL OR NOT s.timezone = ANY(%(strange)s::text[]))
 )
 SELECT {clock}() AS now, c.next_in, c.waiting, (SELECT array_agg(name ORDER BY name) FROM gone) AS disabled,
        d.name, d.cron, d.every, d.at, d.timezone, d.anchor, d.missed, d.missed_most, d.missed_age, d.next_run_at,
