@@ -70,6 +70,11 @@ outage: $(VENV)/.dev ## A provider's two-hour outage in moved time, with the bre
 chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none is lost: CHAOS_SECONDS=300 SEED=7
 	$(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: chaos-broker
+chaos-broker: $(VENV)/.dev ## The same over RabbitMQ, a cluster of three nodes: CHAOS_SECONDS=900 SEED=7
+	$(BIN)/python -m pytest -q -rP -m proof -o faulthandler_timeout=900 tests/test_rabbit.py
+	$(BIN)/python -m chaos.brokered --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 chaos-long: ## The same for an hour
 	@$(MAKE) --no-print-directory chaos CHAOS_SECONDS=3600
 

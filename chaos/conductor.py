@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaos.faults import STRIKE
+from chaos.faults import STRIKE, Strike
 from chaos.plan import Planned
 from chaos.scene import Scene, Skipped
 
@@ -33,10 +33,19 @@ class Struck:
 class Conductor:
     """One run through a plan."""
 
-    def __init__(self, scene: Scene, plan: list[Planned], seconds: float, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        plan: Sequence[Planned],
+        seconds: float,
+        tell: Callable[[str], None],
+        *,
+        strike: Mapping[str, Strike] = STRIKE,
+    ) -> None:
         self.struck: list[Struck] = []
         self.error: BaseException | None = None
         self._scene, self._plan, self._seconds, self._tell = scene, plan, seconds, tell
+        self._strikes = strike
         self._threads: list[tuple[threading.Thread, Struck]] = []
         self._began = time.monotonic()
 
@@ -75,7 +84,7 @@ class Conductor:
     def _strike(self, struck: Struck) -> None:
         fault = struck.fault
         try:
-            struck.recovery = STRIKE[fault.name](self._scene, fault)
+            struck.recovery = self._strikes[fault.name](self._scene, fault)
         except Skipped as why:
             struck.skipped = str(why)
         except BaseException as error:  # noqa: BLE001 - ends the run: the fault was not the one that was meant

@@ -27,6 +27,7 @@ LEASE = 5.0
 GRACE = 1.0
 CONCURRENCY = 5
 POLL = 1.0
+WORKER = ("worker", APPLICATION, "--grace", str(GRACE), "--concurrency", str(CONCURRENCY))
 AGAIN_AFTER = 0.2
 """Seconds after which a worker that ended is started again, as systemd would."""
 LAST_GRACE = 30.0
@@ -41,6 +42,8 @@ class Slot:
     """direct, network or pooled."""
     dsn: str
     listen_dsn: str = ""
+    command: tuple[str, ...] = ()
+    """What the process is told, in place of what an ordinary worker is."""
     path: str = ""
     """Where another version of redrive is, for PYTHONPATH."""
     env: dict[str, str] = field(default_factory=dict)
@@ -166,9 +169,8 @@ class Crew:
             "CHAOS_DIRECT": self._direct,
             "CHAOS_LEASE": str(LEASE),
         }
-        command = [*TETHER, sys.executable, "-m", "redrive", "worker", APPLICATION]
-        command += ["--lease", str(LEASE), "--grace", str(GRACE), "--concurrency", str(CONCURRENCY)]
-        command += ["--poll", str(POLL)]
+        command = [*TETHER, sys.executable, "-m", "redrive", *(slot.command or WORKER)]
+        command += ["--lease", str(LEASE), "--poll", str(POLL)]
         if slot.listen_dsn:
             env["REDRIVE_LISTEN_DSN"] = slot.listen_dsn
         with (self._notes / f"worker-{slot.name}.log").open("ab") as log:

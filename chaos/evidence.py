@@ -229,6 +229,8 @@ def _was_done(evidence: Evidence, what: str, fact: dict[str, Any]) -> None:
             evidence.unknown += 1
         case "cut off":
             evidence.cut_off.append((fact["way"], fact["since"], fact["at"]))
+        case "lost a session":
+            evidence.cut_off.append((f"slot {fact['slot']}", fact["since"], fact["at"]))
         case "outage":
             evidence.outages.append((fact["since"], fact["at"]))
 

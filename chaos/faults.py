@@ -73,6 +73,7 @@ def clock(scene: Scene, fault: Planned) -> float | None:
 
 def end_a_session(scene: Scene, fault: Planned) -> float | None:
     """pg_terminate_backend of one of ours: claim, outcome, heartbeat, listen or a queue's own."""
+    since = time.monotonic()
     with scene.stage.connect() as conn:
         sessions = conn.execute(SESSIONS + " ORDER BY application_name, pid", [ROLE]).fetchall()
         if not sessions:
@@ -80,6 +81,8 @@ def end_a_session(scene: Scene, fault: Planned) -> float | None:
         pid, name = sessions[int(fault.pick * len(sessions))]
         conn.execute("SELECT pg_terminate_backend(%s)", [pid])
     owners = [slot for slot in scene.crew.up() if f":{slot.pid}:" in name]
+    for slot in owners:
+        scene.ledger.write("lost a session", slot=slot.name, since=since)
     return scene.recovered(owners, time.monotonic())
 
 
@@ -286,7 +289,9 @@ def _on_the_way(
     return scene.recovered(scene.coming_by(way), time.monotonic())
 
 
-STRIKE: dict[str, Callable[[Scene, Planned], float | None]] = {
+Strike = Callable[[Any, Any], float | None]
+"""Strikes, lasts, lifts, and gives the seconds of the recovery: of a scene and a planned fault, whose ever."""
+STRIKE: dict[str, Strike] = {
     "kill": kill,
     "freeze": freeze,
     "stop": stop,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,14 +55,14 @@ class Order:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def orders(seed: int, jobs: int) -> Iterator[Order]:
+def orders(seed: int, jobs: int, by: Mapping[str, float] = ROADS) -> Iterator[Order]:
     """Draw orders until there are *jobs* of them."""
     draw = random.Random(f"orders {seed}")
-    kinds, roads = list(KINDS), list(ROADS)
+    kinds, roads = list(KINDS), list(by)
     number = poisons = 0
     while number < jobs:
         [kind] = draw.choices(kinds, list(KINDS.values()))
-        [road] = draw.choices(roads, list(ROADS.values()))
+        [road] = draw.choices(roads, list(by.values()))
         if road == "many" and KINDS[kind] < min(KINDS["quick"], KINDS["threaded"]):
             road = "api"
         size = draw.randint(5, 30) if road == "many" else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 GRAND = {
@@ -61,11 +62,17 @@ class Planned:
         return self.name in GRAND
 
 
-def plan(seed: int, seconds: float) -> list[Planned]:
+def plan(
+    seed: int,
+    seconds: float,
+    small_ones: Mapping[str, tuple[float, float]] = SMALL,
+    grand_ones: Mapping[str, tuple[float, float]] = GRAND,
+    often: Mapping[str, int] = OFTEN,
+) -> list[Planned]:
     """Draw the faults of a run of that many seconds. Each comes once before any comes again."""
     draw = random.Random(f"faults {seed}")
-    small = _bag(draw, [name for name in SMALL for _ in range(OFTEN.get(name, 1))])
-    grand = _bag(draw, list(GRAND))
+    small = _bag(draw, [name for name in small_ones for _ in range(often.get(name, 1))])
+    grand = _bag(draw, list(grand_ones))
     faults: list[Planned] = []
     at = 1.0
     until_grand = draw.randint(2, SMALL_BETWEEN)
@@ -73,11 +80,11 @@ def plan(seed: int, seconds: float) -> list[Planned]:
         if until_grand:
             until_grand -= 1
             name = small()
-            lasts, takes = draw.uniform(*SMALL[name]), draw.uniform(*GAP)
+            lasts, takes = draw.uniform(*small_ones[name]), draw.uniform(*GAP)
         else:
             until_grand = SMALL_BETWEEN
             name = grand()
-            lasts = draw.uniform(*GRAND[name])
+            lasts = draw.uniform(*grand_ones[name])
             takes = CALM + (FAILOVER if name == "failover" else lasts)
         if at + takes > seconds:
             return faults

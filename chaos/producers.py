@@ -21,7 +21,7 @@ from chaos.ledger import Ledger
 from chaos.orders import Order
 from chaos.patience import wait_for
 from redrive import Queue
-from redrive.errors import NoDatabase
+from redrive.errors import RedriveError
 
 THREADS = 6
 INSERT = """
@@ -38,6 +38,8 @@ class Ways:
     network: str
     direct: str
     pooled: str
+    broker: str = ""
+    """The broker's address, for what goes past the table."""
 
 
 class Producers:
@@ -48,8 +50,9 @@ class Producers:
         """Jobs whose enqueue was confirmed so far."""
         self.error: BaseException | None = None
         self._orders, self._rate, self._ledger = orders, rate, ledger
+        beside: dict[str, Any] = {"broker_url": ways.broker} if ways.broker else {}
         self._queues = {
-            name: Queue(make_conninfo(dsn, connect_timeout=PATIENCE))
+            name: Queue(make_conninfo(dsn, connect_timeout=PATIENCE), **beside)
             for name, dsn in (
                 ("api", ways.network),
                 ("direct", ways.direct),
@@ -119,7 +122,7 @@ class Producers:
         self._ledger.write("meant", kind=order.kind, key=order.key, rolled_back=order.rolled_back, **about)
         try:
             ids = getattr(self, f"_by_{order.road}")(order, conn)
-        except (psycopg.Error, NoDatabase, OSError) as error:
+        except (psycopg.Error, RedriveError, OSError) as error:
             # Before the commit was asked for it is certain that nothing is there, but who knows which it was.
             self._ledger.write("unknown", error=type(error).__name__, **about)
             return
@@ -134,6 +137,11 @@ class Producers:
 
     def _by_pooled(self, order: Order, _conn: psycopg.Connection) -> list[int]:
         return self._enqueued(self._queues["pooled"], order)
+
+    def _by_straight(self, order: Order, _conn: psycopg.Connection) -> list[int]:
+        """Send it past the table: no key, no delay."""
+        options = {name: value for name, value in order.options.items() if name != "delay"}
+        return [self._queues["direct"].enqueue(order.kind, order.payloads[0], direct=True, **options).id]
 
     @staticmethod
     def _enqueued(queue: Queue, order: Order, conn: psycopg.Connection | None = None) -> list[int]:

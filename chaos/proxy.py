@@ -58,6 +58,8 @@ class Proxy:
         self._swallow: tuple[str, bytes, bytes] | None = None
         self._flows = threading.Event()
         self._flows.set()
+        self._speaks = threading.Event()
+        self._speaks.set()
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._run(self._accept)
@@ -68,6 +70,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._closed = True
         self._flows.set()
+        self._speaks.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -110,6 +113,15 @@ class Proxy:
         finally:
             self._flows.set()
 
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        """Let the server hear all and say nothing meanwhile: what is asked for is done, and nobody is told."""
+        self._speaks.clear()
+        try:
+            yield
+        finally:
+            self._speaks.set()
+
     def half_close(self, role: str) -> None:
         """Say to the clients that the server says no more, while still hearing them out."""
         for link in self.of(role):
@@ -132,7 +144,7 @@ class Proxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(self._to)
+                server = self._reach()
             except OSError:
                 client.close()
                 continue
@@ -140,6 +152,9 @@ class Proxy:
             self.links.append(link)
             self._run(self._upstream, link)
             self._run(self._downstream, link)
+
+    def _reach(self) -> socket.socket:
+        return socket.create_connection(self._to)
 
     def _run(self, target: object, *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
@@ -165,6 +180,7 @@ class Proxy:
         with self._told(link):
             while data := link.server.recv(CHUNK):
                 self._pass()
+                self._speaks.wait()
                 wanted = self._swallow
                 if wanted and wanted[2] and link in self.of(wanted[0]):
                     link.swallowing = wanted[2] in data

@@ -1,7 +1,7 @@
 """A RabbitMQ of one's own, to be stopped, killed, starved of memory and brought back: one node, or a cluster of three.
 
 Everything about it is private: directory, ports on the loopback, name, cookie and the port mapper (epmd), so it never
-meets the machine's own RabbitMQ, and it runs as whoever starts it. Its processes end with the thread that started them,
+meets the machine's own RabbitMQ, and it runs as whoever starts it. Its processes end with the one that started them,
 however that ends. It asks for no durability on a lost machine: a SIGKILL is all that it is meant to survive.
 """
 
@@ -19,6 +19,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -181,6 +182,10 @@ class Broker:
             raise RuntimeError(f"rabbitmqctl {' '.join(words)}: {done.stdout}{done.stderr}")
         return done.stdout
 
+    def version(self) -> str:
+        """Say which RabbitMQ it is."""
+        return str(self.api("GET", "overview")["rabbitmq_version"])
+
     @contextlib.contextmanager
     def vhost(self) -> Iterator[str]:
         """Make a virtual host, give its address, and drop it with all that is in it."""
@@ -258,6 +263,8 @@ class Rabbit(Broker):
         ]
         super().__init__(scripts, base, made, mapper, password=secrets.token_hex(8), memory=memory)
         self._mapper: subprocess.Popen[bytes] | None = None
+        # its processes are tethered to the thread that starts them, so that lives as long as this does
+        self._starter = ThreadPoolExecutor(1, "rabbit")
         cookie = self.base / ".erlang.cookie"
         cookie.write_text(secrets.token_hex(10))
         cookie.chmod(0o400)
@@ -266,9 +273,8 @@ class Rabbit(Broker):
 
     def __enter__(self) -> Self:
         try:
-            self._start_mapper()
-            self.start()
-            for n in range(1, len(self.nodes)):  # one by one: two that join at once may both found a cluster
+            self._starter.submit(self._start_mapper).result()
+            for n in range(len(self.nodes)):  # one by one: two that join at once may both found a cluster
                 self.start(n)
         except BaseException:
             self.close()
@@ -284,11 +290,20 @@ class Rabbit(Broker):
             if process is not None:
                 process.kill()
                 process.wait()
+        self._starter.shutdown()
         shutil.rmtree(self.base, ignore_errors=True)
 
-    def start(self, node: int = 0) -> None:
-        """Start a node, as new or with what it had, and return when it takes connections."""
-        this = self.nodes[node]
+    def start(self, *nodes: int) -> None:
+        """Start nodes, the first unless said, as new or with what they had; return when they take connections.
+
+        Those that were down together wait for each other: start them together.
+        """
+        for node in nodes or (0,):
+            self._starter.submit(self._launch, self.nodes[node]).result()
+        for node in nodes or (0,):
+            self._await(node)
+
+    def _launch(self, this: Node) -> None:
         with (this.directory / "output").open("ab") as output:
             this.process = subprocess.Popen(
                 [*TETHER, str(self._scripts / "rabbitmq-server")],
@@ -299,6 +314,9 @@ class Rabbit(Broker):
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C is for the one who holds it
             )
+
+    def _await(self, node: int) -> None:
+        this = self.nodes[node]
         wait_for(lambda: not this.running or self.answers(node), PATIENCE, every=0.1)
         if not this.running:
             raise RuntimeError(f"{this.name} did not start: {this.log()[-2000:]}")
@@ -310,12 +328,12 @@ class Rabbit(Broker):
             this.process.terminate()
             this.process.wait(60)
 
-    def kill(self, node: int = 0) -> None:
-        """SIGKILL to a node."""
-        this = self.nodes[node]
-        if this.process is not None:
-            this.process.kill()
-            this.process.wait()
+    def kill(self, *nodes: int) -> None:
+        """SIGKILL to nodes, the first unless said."""
+        for node in nodes or (0,):
+            if (process := self.nodes[node].process) is not None:
+                process.kill()
+                process.wait()
 
     def restart(self, node: int = 0, *, kill: bool = False) -> None:
         """Stop or kill a node and bring it back with what it had."""

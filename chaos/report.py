@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from chaos import beside, crew, producers
+from chaos.brokered.section import section as brokered
 from chaos.invariants import INVARIANTS
 from chaos.plan import GRAND, SMALL
 from chaos.tables import Rows, table
@@ -112,6 +113,8 @@ def report(verdict: Verdict, how: Circumstances) -> str:
     ]
     if how.missing:
         parts += ["\n## What could not be had, so was not done\n", table(("what", "why"), how.missing.items())]
+    if over_broker := brokered():
+        parts += ["", *over_broker]
     if others := beside.section():
         parts += ["", *others]
     return "\n".join(parts) + "\n"
