@@ -76,6 +76,33 @@ def test_what_kills_its_worker_dies_alone_and_in_plain_sight(start, queue, conn,
     }
 
 
+BLOCKING = """
+    import time
+    from redrive import Queue
+
+    queue = Queue()
+
+    @queue.handler("doze", max_attempts=1)
+    async def doze(payload):
+        print("it blocks", flush=True)
+        time.sleep(5)
+        print("it is through", flush=True)
+"""
+
+
+def test_a_job_on_trial_that_blocks_the_loop_for_longer_than_the_lease_is_no_killer(start_worker, queue, conn, vhost):
+    """It was taken for dead, three times, and died of it."""
+    job = insert(conn, "doze")
+    conn.execute("update redrive.jobs set alone = true")
+    with Inside(queue.relay()):
+        worker = start_worker(BLOCKING, "--lease", "1.5", "--broker", vhost)
+        wait_for(lambda: "it is through" in worker.log(), 60)
+        wait_for(lambda: status(conn, job) == "succeeded", 30)
+    assert worker.log().count("it blocks") == 1
+    assert failures(conn, job) == []
+    assert worker.stop() == 0
+
+
 def test_a_relay_that_is_cut_off_between_publish_and_commit_leaves_the_rows(conn, queue, vhost, monkeypatch):
     insert(conn, "nap")
     published = threading.Event()

@@ -334,9 +334,12 @@ class Consumer(Service):
     async def close(self) -> None:
         """Have no more delivered, and give home what waits here: a message given back would look like a killer's."""
         self._closing = True
-        with contextlib.suppress(NoBroker):
+        try:
             for _, tags in self._prefetch.values():
                 await self.link.cancel(tags)
+        except NoBroker:
+            self._lose()  # the broker gives to others what waits here; at home as well, it would run twice
+            return
         for parcel in (*self._suspects, *self._trials):
             parcel.suspect = True
         for waiting in (*self._bands, self._suspects, self._trials):

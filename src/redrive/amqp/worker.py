@@ -7,11 +7,14 @@ is closed again when there is nothing more to say. House is kept by the relay an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
 import socket
+import threading
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ import psycopg
 from redrive.amqp.consumer import Consumer
 from redrive.amqp.home import Home, complete_from_afar
 from redrive.amqp.link import Link, checked
+from redrive.connections import conninfo
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.guard import Guard
 from redrive.job import Holder
@@ -29,13 +33,13 @@ from redrive.recorder import Recorder
 from redrive.scrape import Scrape
 from redrive.service import Database, Service
 from redrive.slots import Slots
-from redrive.statements import named
+from redrive.statements import Statement, named, run
 from redrive.threads import Threads
 from redrive.watch import Watch
 from redrive.worker import PATIENCE, Worker, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from redrive.connections import Control
     from redrive.outcome import Finished
@@ -48,6 +52,27 @@ LEASE = 3 * VISIT_EVERY
 """Seconds of silence after which such a worker is taken for dead, unless it holds jobs that have come home."""
 LINGER = 5.0
 """Seconds after which the connection to Postgres is closed again."""
+
+
+class Vigil(threading.Thread):
+    """Says that this worker lives while it holds rows: from a thread of its own, as a handler may block the loop."""
+
+    def __init__(self, dsn: str, every: float, beat: Callable[[], Statement[Any]]) -> None:
+        super().__init__(name="redrive-vigil", daemon=True)
+        self._dsn, self._every, self._beat = dsn, every, beat
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Beat until told that it is over; a database that is away is told of by the loop."""
+        while not self._over.wait(self._every):
+            with contextlib.suppress(psycopg.Error), psycopg.connect(self._dsn, autocommit=True) as conn:
+                while not self._over.is_set():
+                    run(conn, self._beat())
+                    self._over.wait(self._every)
+
+    def end(self) -> None:
+        """Beat no more."""
+        self._over.set()
 
 
 class Visits(Service):
@@ -64,6 +89,7 @@ class Visits(Service):
         self._said = self._next = 0.0
         self._short = False
         """Whether it was said last that it holds rows."""
+        self._vigil: Vigil | None = None
 
     async def tick(self) -> float:
         """Say it where it is due, and close the connection that nobody needs."""
@@ -82,6 +108,26 @@ class Visits(Service):
         self._worker.writer.tally.set_clock(row.clock - self._said)
         self._next = self._said + VISIT_EVERY * random.uniform(0.8, 1.0)
         self._short = home
+        if home and self._vigil is None:
+            self._vigil = self._keep_vigil()
+        elif not home:
+            self.end()
+
+    def end(self) -> None:
+        """Say it from the loop alone again."""
+        vigil, self._vigil = self._vigil, None
+        if vigil is not None:
+            vigil.end()
+
+    def _keep_vigil(self) -> Vigil:
+        schema, settings = self._control.schema, self._worker.settings
+        dsn = conninfo(settings.database_url, application=f"redrive vigil {self._worker.name}", settled=True)
+        vigil = Vigil(dsn, settings.beat_every, lambda: replace(self._beat(schema), kept=False))
+        vigil.start()
+        return vigil
+
+    def _beat(self, schema: str) -> Statement[Any]:
+        return named("beat", schema, **self._facts(home=True))
 
     def _facts(self, *, home: bool) -> dict[str, Any]:
         worker, settings = self._worker, self._worker.settings
@@ -120,6 +166,7 @@ class BrokerWorker(Worker):
         try:
             await super().run()
         finally:
+            self.visits.end()
             await self.link.close()
 
     def _build(self) -> None:
