@@ -130,6 +130,7 @@ class Evidence:
     sweep: float
     acknowledged: set[int] = field(default_factory=set)
     """Numbers of jobs whose commit was confirmed."""
+    acknowledged_at: dict[int, float] = field(default_factory=dict)
     rolled_back: set[int] = field(default_factory=set)
     unknown: int = 0
     """Enqueues that failed, or whose answer never came."""
@@ -221,6 +222,7 @@ def _was_done(evidence: Evidence, what: str, fact: dict[str, Any]) -> None:
     match what:
         case "acknowledged":
             evidence.acknowledged.update(fact["n"])
+            evidence.acknowledged_at.update(dict.fromkeys(fact["n"], fact["at"]))
             if fact["road"] == "order":
                 evidence.ordered.update(dict.fromkeys(fact["n"], True))
         case "rolled back":

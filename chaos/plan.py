@@ -68,6 +68,7 @@ def plan(
     small_ones: Mapping[str, tuple[float, float]] = SMALL,
     grand_ones: Mapping[str, tuple[float, float]] = GRAND,
     often: Mapping[str, int] = OFTEN,
+    between: int = SMALL_BETWEEN,
 ) -> list[Planned]:
     """Draw the faults of a run of that many seconds. Each comes once before any comes again."""
     draw = random.Random(f"faults {seed}")
@@ -75,14 +76,14 @@ def plan(
     grand = _bag(draw, list(grand_ones))
     faults: list[Planned] = []
     at = 1.0
-    until_grand = draw.randint(2, SMALL_BETWEEN)
+    until_grand = draw.randint(2, between)
     while True:
         if until_grand:
             until_grand -= 1
             name = small()
             lasts, takes = draw.uniform(*small_ones[name]), draw.uniform(*GAP)
         else:
-            until_grand = SMALL_BETWEEN
+            until_grand = between
             name = grand()
             lasts = draw.uniform(*grand_ones[name])
             takes = CALM + (FAILOVER if name == "failover" else lasts)

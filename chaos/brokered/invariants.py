@@ -101,7 +101,18 @@ def why(evidence: Evidence, first: Try, second: Try) -> str:
         return reason
     if life is not None and life.stopping <= until:
         return "stopped"
+    if second.claim < first.claim:
+        return _message_hit(evidence, first.n, second.began)
     return _relay_hit(evidence, first.began - CONFIRMED, until)
+
+
+def _message_hit(evidence: Evidence, n: int, until: float) -> str:
+    """Say what kept an older message of a job from being let go, while its row went on: whoever had it was hit."""
+    since = evidence.acknowledged_at.get(n, 0.0)
+    hit = any(a <= until and b >= since for _, a, b in evidence.cut_off) or any(
+        since <= life.gone <= until for life in evidence.lives
+    )
+    return "an older message of it was still on its way" if hit else ""
 
 
 def _relay_hit(evidence: Evidence, since: float, until: float) -> str:

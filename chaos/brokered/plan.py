@@ -35,6 +35,8 @@ SMALL = {
     "row locks": (1.0, 3.0),
 }
 OFTEN = {"kill": 3, "sent, and not told": 2, "broker cut": 2, "routed back": 3, "queue full": 2}
+BETWEEN = 14
+"""Small faults between two grand ones: a cluster takes half a minute to come back."""
 TOLD = {
     "kill": "SIGKILL to a worker or a relay",
     "freeze": "SIGSTOP to one of them, past its lease, then SIGCONT",
@@ -74,7 +76,7 @@ class Fault(Planned):
 
 def plan(seed: int, seconds: float) -> list[Fault]:
     """Draw the faults of a run of that many seconds."""
-    return [Fault(**vars(each)) for each in drawn(seed, seconds, SMALL, GRAND, OFTEN)]
+    return [Fault(**vars(each)) for each in drawn(seed, seconds, SMALL, GRAND, OFTEN, BETWEEN)]
 
 
 def fill(stage: BrokeredStage) -> list[Slot]:
