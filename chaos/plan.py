@@ -68,6 +68,7 @@ def plan(
     small_ones: Mapping[str, tuple[float, float]] = SMALL,
     grand_ones: Mapping[str, tuple[float, float]] = GRAND,
     often: Mapping[str, int] = OFTEN,
+    *,
     between: int = SMALL_BETWEEN,
 ) -> list[Planned]:
     """Draw the faults of a run of that many seconds. Each comes once before any comes again."""

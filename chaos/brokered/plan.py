@@ -76,7 +76,7 @@ class Fault(Planned):
 
 def plan(seed: int, seconds: float) -> list[Fault]:
     """Draw the faults of a run of that many seconds."""
-    return [Fault(**vars(each)) for each in drawn(seed, seconds, SMALL, GRAND, OFTEN, BETWEEN)]
+    return [Fault(**vars(each)) for each in drawn(seed, seconds, SMALL, GRAND, OFTEN, between=BETWEEN)]
 
 
 def fill(stage: BrokeredStage) -> list[Slot]:
