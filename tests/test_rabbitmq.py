@@ -72,6 +72,8 @@ def test_a_job_whose_row_stays_is_said_to_be_at_the_broker_and_is_not_stuck(db, 
         seen = page(queue, f"/jobs/{made.id}")
         assert "at the broker" in seen
         assert "none yet: it is at the broker" in seen
+        assert "Ask it to stop" not in seen
+        assert "held by" not in seen
         assert "which is silent" not in page(queue, "/")
         gone = client(desk(queue, local=True)).get("/jobs/999")
         assert gone.status_code == 404

@@ -35,7 +35,7 @@ SMALL = {
     "row locks": (1.0, 3.0),
 }
 OFTEN = {"kill": 3, "sent, and not told": 2, "broker cut": 2, "routed back": 3, "queue full": 2}
-BETWEEN = 14
+BETWEEN = 20
 """Small faults between two grand ones: a cluster takes half a minute to come back."""
 TOLD = {
     "kill": "SIGKILL to a worker or a relay",

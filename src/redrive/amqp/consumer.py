@@ -234,6 +234,8 @@ class Consumer(Service):
 
     async def _adjust(self) -> None:
         for kind in self._kinds:
+            if self._closing:
+                return
             want = min(PREFETCH_MOST, self._slots.concurrency + self._slots.ahead(kind))
             have, tags = self._prefetch.get(kind, (0, []))
             if have and have / 4 <= want <= have * 2:
@@ -335,7 +337,7 @@ class Consumer(Service):
         """Have no more delivered, and give home what waits here: a message given back would look like a killer's."""
         self._closing = True
         try:
-            for _, tags in self._prefetch.values():
+            for _, tags in [*self._prefetch.values()]:  # a turn that has begun may be adding to it
                 await self.link.cancel(tags)
         except NoBroker:
             self._lose()  # the broker gives to others what waits here; at home as well, it would run twice

@@ -101,6 +101,8 @@ def adopted(row: Job) -> dict[str, Any] | None:
 
 def deeds(row: Job, now: datetime) -> tuple[str, ...]:
     """List what can be done with a job as it is."""
+    if row.status == "running" and row.locked_by == BROKER:
+        return ()  # nobody can be asked: it is not known who will run it
     early = ("hurry",) if row.status == "pending" and row.run_at > now else ()
     return (*early, *DEEDS.get(row.status, ()))
 
@@ -143,6 +145,8 @@ def _last(row: Job, at: datetime, now: datetime) -> list[Stretch]:
     if row.status == "pending":
         text = f"due in {span((row.run_at - now).total_seconds())}" if row.run_at > now else "due now"
         return [Stretch("waits", at, max(at, now), "wait", text)]
+    if row.status == "running" and row.locked_by == BROKER:
+        return [Stretch("waits", at, max(at, now), "wait", "at the broker")]
     if row.status == "running":
         began = max(at, min(row.locked_at or row.updated_at, row.updated_at))
         return [*_gap(at, began), Stretch("runs", began, max(began, now), "run", f"held by {row.locked_by}")]
