@@ -258,6 +258,23 @@ def test_a_sentry_that_becomes_busy_hands_on_its_watch(db, conn, nap):
         nap.end()
 
 
+def test_a_call_to_who_has_become_busy_since_its_last_beat_is_passed_on(db, conn, nap, woken):
+    queues = [Queue(db, poll=RARELY, lease=30, concurrency=1) for _ in range(2)]
+    for queue in queues:
+        queue.handler("nap")(nap)
+    with Inside(*queues) as inside:
+        asleep(conn)
+        beat_with_ears(conn, inside)
+        busy = sentries(conn)[0]
+        insert(conn, "nap")
+        [idle] = {worker.name for worker in inside.workers} - {busy}
+        asleep(conn, idle)
+        before = woken[idle]
+        conn.execute("select pg_notify(%s, '')", [channel("redrive", busy)])
+        wait_for(lambda: woken[idle] > before, 2)
+        nap.end()
+
+
 def counted(conn, found, state, count):
     return conn.execute(found, [state]).fetchone() == (count,)
 

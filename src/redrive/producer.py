@@ -117,10 +117,9 @@ class Producer(Service):
         self._loop = asyncio.get_running_loop()
 
     def woken(self) -> None:
-        """There may be work: end the pause."""
+        """There may be work: end the pause, or pass it on, since who called may have known an older beat of ours."""
         self._woken = True
-        if self._slots.room() > 0:
-            self._call()
+        self._call()
 
     def ask(self) -> None:
         """Look, beginning after this, whether anything is due that this worker could take; ``found`` is the answer."""
@@ -150,7 +149,7 @@ class Producer(Service):
         if room <= 0:
             if not self._survey_at:  # what runs here may meet an outage that others have met before
                 await self._survey()
-            await self._let_another_watch()
+            await self._let_another_watch(full=self._woken)
             return self._poll
         self._slots.starved = False
         swept = await self._sweep(room)

@@ -176,7 +176,7 @@ class Scheduler(Service):
                 return False
             self._strange.add(row.timezone)
             _log.warning(
-                "schedules in zone %s, such as %s, are left to other workers: %s. Is this machine's tzdata too old?",
+                "schedules in zone %s, such as %s, are left to other workers (%s): is this machine's tzdata too old?",
                 row.timezone,
                 row.name,
                 error,
