@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+import aio_pika
 import psycopg
 import pytest
 
@@ -331,3 +332,25 @@ class TestDirect:
         queue.close()
         with pytest.raises(InvalidOption, match="REDRIVE_BROKER_URL"):
             Queue(db).enqueue("mail", direct=True)
+
+
+class TestTopics:
+    def test_what_is_published_can_be_heard_by_other_services(self, conn, queue, vhost):
+        queue.topics.add("invoice.#", "redrive.topics")
+        queue.kinds.route("redrive.topics", "amqp")
+
+        async def hear() -> list[tuple[str, bytes]]:
+            connection = await aio_pika.connect(vhost)
+            channel = await connection.channel()
+            exchange = await channel.declare_exchange("redrive.redrive.topics", "topic", durable=True)
+            theirs = await channel.declare_queue("theirs")
+            await theirs.bind(exchange, "invoice.*")
+            queue.publish("invoice.paid", {"id": 7}, key="7")
+            queue.publish("order.made", {"id": 8})
+            await queue.relay().run(once=True)
+            message = await theirs.get(timeout=10)
+            await connection.close()
+            return [(message.routing_key or "", message.body)]
+
+        assert asyncio.run(hear()) == [("invoice.paid", b'{"id": 7}')]
+        assert jobs_of(conn) == 0

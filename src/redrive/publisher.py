@@ -1,8 +1,8 @@
 """What a queue publishes, and to whom: a job for each subscriber of a topic, in one statement.
 
 Who subscribes stands in the table of subscriptions, and nowhere else. What this process has in its own code it writes
-there before its first publish, on a connection of its own: in the caller's transaction is nothing but the jobs. A route
-to a broker's topic exchange, where other services bind, has its place here: beside the statement, by the same topic.
+there before its first publish, on a connection of its own: in the caller's transaction is nothing but the jobs. Other
+services hear of it by a subscriber too: the kind ``redrive.topics``, whose jobs the relay sends to a topic exchange.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who subscribes to what, as users hold it: ``queue.topics``. Subscriptions are rows, of the code or of an operator.
 
 Those of the code are written down by the workers that have it, and by a producer that has it before its first publish;
-those of an operator are the operator's alone. A broker's exchange would be bound by the same rows.
+those of an operator are the operator's alone.
 """
 
 from __future__ import annotations

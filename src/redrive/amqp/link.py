@@ -16,9 +16,10 @@ import aiormq
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AMQPError, DeliveryError
 from pamqp.commands import Basic
 
-from redrive.amqp.names import queue_name, queue_names
+from redrive.amqp.names import exchange_name, queue_name, queue_names
 from redrive.errors import InvalidOption, NoBroker
 from redrive.masking import mask_text
+from redrive.sql import TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -113,6 +114,11 @@ class Link:
         Raises:
             NoBroker: also where there is a queue of that name that was made otherwise.
         """
+        if kind == TOPICS:
+            name = exchange_name(self.schema)
+            with self._told(f"the exchange {name} can't be had"):
+                await self._there().exchange_declare(name, exchange_type="topic", durable=True)
+            return
         for name in queue_names(self.schema, kind):
             if name not in self._declared:
                 with self._told(f"the queue {name} can't be had"):
@@ -144,17 +150,19 @@ class Link:
         return refused
 
     def _send(self, channel: aiormq.Channel, parcel: Parcel) -> Awaitable[Any]:
+        topic = (parcel.topic or "") if parcel.kind == TOPICS else None
         return channel.basic_publish(
             parcel.body,
-            routing_key=queue_name(self.schema, parcel.kind, parcel.priority),
+            exchange="" if topic is None else exchange_name(self.schema),
+            routing_key=queue_name(self.schema, parcel.kind, parcel.priority) if topic is None else topic,
             properties=Basic.Properties(
                 content_type="application/json",
                 delivery_mode=2,
                 message_id=str(parcel.id),
-                message_type=parcel.kind,
+                message_type=parcel.kind if topic is None else topic,
                 headers=parcel.headers,
             ),
-            mandatory=True,
+            mandatory=topic is None,  # who listens to an exchange is nobody's business here
             wait=False,
         )
 

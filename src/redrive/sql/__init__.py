@@ -22,6 +22,8 @@ POSTGRES, AMQP = ROUTES = ("postgres", "amqp")
 """The ways on which a kind's jobs may go to be run."""
 BROKER = "amqp broker"
 """Who holds a job that keeps its row while it is at the broker."""
+TOPICS = "redrive.topics"
+"""The kind whose jobs the relay sends to the exchange of topics; it subscribes to what other services may hear."""
 _TAKEN = {"claim_limited": "taken_to_run", "claim_alone": "taken_on_trial"}
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _REMARK = re.compile(r"^--.*\n?", re.MULTILINE)
@@ -98,6 +100,7 @@ def _names(schema: str) -> dict[str, Composable]:
         "clock": within("clock"),
         "claimed_job": SQL(text_of("claimed_job")).format(clock=within("clock")),
         "broker": Literal(BROKER),
+        "topics": Literal(TOPICS),
         "wake": within("wake"),
         "failure_group": within("failure_group"),
         "schema_name": Literal(schema),

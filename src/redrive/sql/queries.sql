@@ -280,20 +280,20 @@ taken AS (
 -- name: taken_to_send
 -- The same for a broker: rows go, and come back where there is more to be said of a job than that it succeeded. Those stay
 -- whose end the tables are asked about: of a batch, with a key, of a kind that has a limit of jobs at once. They are held by
--- the broker, which forgets nothing, so nobody takes them back.
+-- the broker, which forgets nothing, so nobody takes them back. What goes to the exchange of topics has no end to wait for.
 kept AS (
     UPDATE {jobs}
     SET status = 'running', attempts = least(attempts, 2147483646) + 1, claims = least(claims, 2147483646) + 1,
         counted = true, locked_at = (SELECT {clock}()), locked_by = {broker}, updated_at = (SELECT {clock}())
     WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-      AND (num_nonnulls(key, batch) > 0
+      AND kind <> {topics} AND (num_nonnulls(key, batch) > 0
            OR kind = ANY(ARRAY(SELECT kind FROM {kinds} WHERE num_nonnulls(running_most, lane_running_most) > 0)))
     RETURNING {claimed_job}, expires_at, alone, true AS kept
 ), moved AS (
     DELETE FROM {jobs}
     WHERE ctid = ANY(ARRAY(SELECT tid FROM due))
-      AND num_nonnulls(key, batch) = 0
-      AND kind <> ALL(ARRAY(SELECT kind FROM {kinds} WHERE num_nonnulls(running_most, lane_running_most) > 0))
+      AND (kind = {topics} OR num_nonnulls(key, batch) = 0
+           AND kind <> ALL(ARRAY(SELECT kind FROM {kinds} WHERE num_nonnulls(running_most, lane_running_most) > 0)))
     RETURNING id, kind, payload::text, least(attempts, 2147483646) + 1 AS attempts, max_attempts,
               least(claims, 2147483646) + 1 AS claims, crashes, priority, lane, run_at, created_at, metadata::text,
               CASE WHEN isfinite(expires_at) THEN extract(epoch FROM expires_at - (SELECT {clock}()))::float8
