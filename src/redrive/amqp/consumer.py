@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
+from redrive.amqp.intake import Intake
 from redrive.amqp.link import Link
 from redrive.amqp.names import band
 from redrive.amqp.parcel import Parcel, opened
@@ -26,14 +27,14 @@ from redrive.outcome import Finished, event
 from redrive.service import Database, Service
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from redrive.amqp.home import Home
     from redrive.job import ClaimedJob, Holder
     from redrive.slots import Slots
 
-PREFETCH_EVERY = 1.0
-PREFETCH_MOST = 2000
+HOME_AFTER = 600.0
+"""Seconds after which a job that runs on comes home: what is not acknowledged within half an hour a broker takes back."""
 LOOK_EVERY = 0.5
 GATHER = 0.002
 """The pause in which acknowledgements gather: one for many that follow each other costs as much as one for one."""
@@ -75,8 +76,10 @@ class Consumer(Service):
         self._unacknowledged: dict[int, int] = {}
         """Deliveries of this channel, in their order, and the jobs that they brought."""
         self._lately: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._prefetch: dict[str, tuple[int, list[tuple[str, str]]]] = {}
-        self._prefetch_at = self._ask_at = 0.0
+        self._intake = Intake(link, slots, kinds)
+        self._ask_at = self._look_at = 0.0
+        self.on_breakers: Callable[[str, float], object] = lambda _breakers, _began: None
+        """Told which breakers were not closed when a job was sent, as JSON, and when it came."""
         self._asked = [0.0, 0.0, 0.0]
         """Since when, of each band, a message was let go and none has come."""
         self._doubtful: list[Finished] = []
@@ -97,7 +100,7 @@ class Consumer(Service):
     def take(self, finished: Finished) -> None:
         """Take an outcome, from the loop or from a handler's thread: acknowledged, or first written at home."""
         job = finished.job
-        if finished.plain and not (job.kept or job.home or job.completed) and self._is_here(job):
+        if finished.plain and not (job.kept or job.home or job.homing or job.completed) and self._is_here(job):
             self._succeeded.append(finished)
             self._ended.append(job)
         else:
@@ -160,9 +163,12 @@ class Consumer(Service):
 
     # -- what comes
 
-    async def _took(self, message: Any) -> None:
+    async def _took(self, channel: int, message: Any) -> None:
+        if channel != self._channel:
+            return  # delivered on a connection that was lost meanwhile: it comes again
         tag, properties = message.delivery.delivery_tag, message.header.properties
-        here = (self._channel, tag)
+        here = (channel, tag)
+        self._unacknowledged[tag] = 0
         try:
             headers = properties.headers or {}
             parcel = opened(self._holder, int(properties.message_id), properties.message_type, message.body, headers)
@@ -173,6 +179,8 @@ class Consumer(Service):
             )
             self._unacknowledged[tag] = 0  # acknowledgements go round it
             return
+        if "breakers" in headers:
+            self.on_breakers(str(headers["breakers"]), time.monotonic())
         self._asked[band(parcel.priority)] = 0.0
         parcel.tag = here
         self._unacknowledged[tag] = parcel.id
@@ -211,7 +219,8 @@ class Consumer(Service):
         if self.trouble:
             _log.info("the broker at %s answers again", self.link.where)
             self.trouble, self._misses = "", 0
-        await self._judge_suspects()
+        await self._with_postgres(self._judge_suspects)
+        await self._with_postgres(self._bring_home)
         more = self._feed()
         waits = any(self._bands) or self._trials or self._suspects
         self._slots.starved = bool(waits)
@@ -221,28 +230,18 @@ class Consumer(Service):
         if not self.link.ready:
             self._lose()
             await self.link.open()
-            self._channel, self._prefetch = self.link.number, {}
+            self._channel = self.link.number
+            self._intake.lost()
             self._unacknowledged.clear()
             self._again.clear()
             _log.info("jobs come from the broker at %s", self.link.where)
         await self._acknowledge()
         if time.monotonic() >= self._settle_at:
             await self.settle()
-        if time.monotonic() >= self._prefetch_at and not self._closing:
-            self._prefetch_at = time.monotonic() + PREFETCH_EVERY
-            await self._adjust()
-
-    async def _adjust(self) -> None:
-        for kind in self._kinds:
-            if self._closing:
-                return
-            want = min(PREFETCH_MOST, self._slots.concurrency + self._slots.ahead(kind))
-            have, tags = self._prefetch.get(kind, (0, []))
-            if have and have / 4 <= want <= have * 2:
-                continue
-            if tags:
-                await self.link.cancel(tags)
-            self._prefetch[kind] = want, await self.link.consume(kind, want, self._took)
+        if not self._closing:
+            await self._intake.adjust(self._took)
+        if self._intake.full:  # others may have a slot for it
+            self._give_home(self._bands)
 
     def _lose(self) -> None:
         """Forget what has not begun: the broker gives it to others, or once more to this worker."""
@@ -261,30 +260,50 @@ class Consumer(Service):
         self._doubtful.clear()
         self._succeeded.clear()
 
-    async def _judge_suspects(self) -> None:
-        if not (self._suspects or self._trials) or time.monotonic() < self._ask_at:
+    async def _with_postgres(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what the table is asked for, unless it did not answer a moment ago: then what needs no table goes on."""
+        if time.monotonic() < self._ask_at:
             return
         try:
-            await self._ask_at_home()
-            if self._trials and self._slots.settled:
-                await self._try(self._trials.popleft())
+            await work()
         except Exception as error:
             if not is_outage(error):
                 raise
             self.database.lost(self.name, error)
-            self._ask_at = time.monotonic() + ASK_AGAIN  # what is no suspect is run meanwhile
+            self._ask_at = time.monotonic() + ASK_AGAIN
         else:
             self.database.answered(self.name)
 
+    async def _judge_suspects(self) -> None:
+        if self._suspects:
+            await self._ask_at_home()
+        if self._trials and self._slots.settled:
+            await self._try(self._trials.popleft())
+
+    async def _bring_home(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + HOME_AFTER / 60
+        for job in list(self._slots.running.values()):
+            if isinstance(job, Parcel) and not job.home and job.started and now - job.started > HOME_AFTER:
+                job.homing = True  # should it end now: it comes home then, or is there already
+                if await self._home.bring(job):
+                    job.home = True
+                    await self._release(job)
+                else:
+                    job.lost = True
+
     async def _ask_at_home(self) -> None:
         asked = list(self._suspects)
-        settled = await self._home.settled(asked) if asked else set()
+        settled = await self._home.settled(asked)
         for parcel in asked:
             self._suspects.popleft()
             (self._ended if parcel.id in settled else self._trials).append(parcel)
 
     async def _try(self, parcel: Parcel) -> None:
         """Bring a suspect home, let its message go and run it with nothing new beside it."""
+        parcel.suspect = True
         try:
             came = await self._home.bring(parcel)
         except BaseException:
@@ -294,12 +313,16 @@ class Consumer(Service):
             self._ended.append(parcel)
             return
         parcel.home = parcel.alone = True
+        await self._release(parcel)
+        self._slots.add_alone(parcel)
+
+    async def _release(self, parcel: Parcel) -> None:
+        """Let the message of a job go that is at home, and runs on."""
         if parcel.tag is not None and parcel.tag[0] == self._channel:
             self._unacknowledged.pop(parcel.tag[1], None)
             tag, parcel.tag = parcel.tag[1], None
             with contextlib.suppress(NoBroker):  # found settled when it is delivered again
                 await self._let_go([tag])
-        self._slots.add_alone(parcel)
 
     def _feed(self) -> bool:
         """Hand on what there is room for; gives whether to come again at once."""
@@ -337,14 +360,16 @@ class Consumer(Service):
         """Have no more delivered, and give home what waits here: a message given back would look like a killer's."""
         self._closing = True
         try:
-            for _, tags in [*self._prefetch.values()]:  # a turn that has begun may be adding to it
-                await self.link.cancel(tags)
+            await self._intake.close()
         except NoBroker:
             self._lose()  # the broker gives to others what waits here; at home as well, it would run twice
             return
         for parcel in (*self._suspects, *self._trials):
             parcel.suspect = True
-        for waiting in (*self._bands, self._suspects, self._trials):
+        self._give_home((*self._bands, self._suspects, self._trials))
+
+    def _give_home(self, places: Iterable[deque[Parcel]]) -> None:
+        for waiting in places:
             self._home.hand_back(waiting)
             waiting.clear()
 

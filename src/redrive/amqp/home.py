@@ -28,7 +28,7 @@ class Home(Writer):
         super().__init__(*parts)
         self.on_home: Callable[[list[Parcel]], object] = lambda _parcels: None
         """Told of jobs whose outcome is written: their messages may go."""
-        self.before_trial: Callable[[], Awaitable[object]]
+        self.before_bringing: Callable[[Parcel], Awaitable[object]]
         """Says that this worker lives, so that its death is noticed."""
         self._owed: dict[tuple[int, int], Parcel] = {}
 
@@ -45,9 +45,8 @@ class Home(Writer):
                 self.on_home([self._owed.pop(key) for key in written])
 
     async def bring(self, parcel: Parcel) -> bool:
-        """Bring a job home that is only about to begin, for its trial; gives False where it is settled already."""
-        parcel.suspect = True
-        await self.before_trial()
+        """Bring a job home that has not ended, for its trial or since it takes long; False where it is settled."""
+        await self.before_bringing(parcel)
         return bool(await self._control.run(_come_home(self._control.schema, self._worker, [parcel])))
 
     async def settled(self, parcels: Sequence[Parcel]) -> set[int]:

@@ -44,6 +44,10 @@ class Parcel(ClaimedJob):
     """Its row stands in the table, and waits for its end."""
     home = False
     """It has come home: this worker holds it by its row, and its message is acknowledged."""
+    homing = False
+    """It may have come home, while it runs."""
+    breakers = ""
+    """Which breakers are not closed, as JSON, where its kind has one of them: a worker at the broker hears it so."""
     tag: tuple[int, int] | None = None
     """By which its message is acknowledged: which channel of this process, and the delivery on that."""
 
@@ -76,10 +80,10 @@ class Parcel(ClaimedJob):
             "suspect": self.suspect,
             "kept": self.kept,
         }
-        return {name: value for name, value in said.items() if value != USUAL[name]} | {
-            "due": self.due,
-            "created": self._created,
-        }
+        unusual = {name: value for name, value in said.items() if value != USUAL[name]}
+        if self.breakers:
+            unusual["breakers"] = self.breakers
+        return unusual | {"due": self.due, "created": self._created}
 
 
 def opened(holder: Holder, job_id: int, kind: str, body: bytes, headers: Mapping[str, Any]) -> Parcel:

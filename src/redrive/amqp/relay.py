@@ -18,6 +18,7 @@ from redrive.amqp.parcel import Parcel, of_home
 from redrive.claims import Claims, lock_limits, taken
 from redrive.errors import NoBroker
 from redrive.lanes import Lanes
+from redrive.limits import Limits
 from redrive.outcome import Finished, Snoozed, parameters
 from redrive.producer import Producer
 from redrive.sql import AMQP, spoken
@@ -25,7 +26,7 @@ from redrive.statements import Statement, arun, named
 from redrive.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import psycopg
 
@@ -53,6 +54,8 @@ class Sending(Claims):
         self._max_crashes = max_crashes
         self.sent = 0
         """Messages that the broker has confirmed so far."""
+        self.limits = Limits()
+        """What the last survey has found."""
 
     async def due(self, **params: Any) -> list[Any]:
         """Send due jobs of lanes whose kinds have no limits."""
@@ -78,6 +81,9 @@ class Sending(Claims):
         return taken(name, self.holder, partial(Parcel, self.holder), self.route, dict(params))
 
     async def _send(self, conn: psycopg.AsyncConnection[Any], parcels: list[Parcel]) -> None:
+        for each in parcels if self.limits.breakers else ():
+            if each.kind in self.limits.broken:
+                each.breakers = self.limits.breakers
         refused = await self._link.publish(parcels)
         self.sent += len(parcels) - len(refused)
         if refused:
@@ -149,6 +155,10 @@ class Relay(Producer):
             _log.info("the broker at %s answers again", self.link.where)
             self.trouble, self._misses = "", 0
         return pause
+
+    async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:
+        self.sending.limits = self._lanes.limits
+        return await super()._take(claim)
 
     def reconsider(self) -> None:
         """What may be sent has changed: look anew."""

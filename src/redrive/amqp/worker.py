@@ -23,16 +23,19 @@ import psycopg
 from redrive.amqp.consumer import Consumer
 from redrive.amqp.home import Home, complete_from_afar
 from redrive.amqp.link import Link, checked
+from redrive.claims import survey
 from redrive.connections import conninfo
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.guard import Guard
 from redrive.job import Holder
+from redrive.lanes import Lanes
 from redrive.listener import NoListener
 from redrive.pulse import Pulse
 from redrive.recorder import Recorder
 from redrive.scrape import Scrape
 from redrive.service import Database, Service
 from redrive.slots import Slots
+from redrive.sql import AMQP
 from redrive.statements import Statement, named, run
 from redrive.threads import Threads
 from redrive.watch import Watch
@@ -112,6 +115,13 @@ class Visits(Service):
             self._vigil = self._keep_vigil()
         elif not home:
             self.end()
+        await self._ask_for_breakers()
+
+    async def _ask_for_breakers(self) -> None:
+        began = time.monotonic()
+        look = Lanes(self._worker.kinds).look()
+        rows = await self._control.run(survey(self._control.schema, route=AMQP, **look))
+        self._worker.guard.learn(rows[-1].breakers or "", began)
 
     def end(self) -> None:
         """Say it from the loop alone again."""
@@ -191,7 +201,8 @@ class BrokerWorker(Worker):
         self.guard.put = self.consumer.take
         self.writer.on_ended = self.guard.count
         self.heartbeat = self.visits = Visits(self.database, self._write, self)  # type: ignore[assignment] # all of it that is asked for
-        self.home.before_trial = lambda: self.visits.say(home=True)
+        self.home.before_bringing = lambda _job: self.visits.say(home=True)
+        self.consumer.on_breakers = self.guard.learn
         self.recorder = Recorder(
             self.database, self._write, self.writer.tally, version=settings.app_version, every=VISIT_EVERY
         )
