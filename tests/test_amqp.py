@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from engine import Inside
-from redrive import Dead, InvalidOption, NoBroker, Queue, Retry, Snooze
+from redrive import Breaker, Dead, InvalidOption, NoBroker, Queue, Retry, Snooze
 from support import wait_for
 from support_engine import add, states
 
@@ -354,3 +354,69 @@ class TestTopics:
 
         assert asyncio.run(hear()) == [("invoice.paid", b'{"id": 7}')]
         assert jobs_of(conn) == 0
+
+
+class TestTakingTurns:
+    def test_a_long_job_comes_home_while_it_runs_and_its_message_goes(self, conn, queue, vhost, monkeypatch):
+        """RabbitMQ ends the channel of who keeps a message for half an hour."""
+        monkeypatch.setattr("redrive.amqp.consumer.HOME_AFTER", 0.2)
+        go = threading.Event()
+
+        @queue.handler("mail")
+        def mail(_payload: Any) -> None:
+            go.wait(30)
+
+        queue.enqueue("mail")
+        with Inside(queue.relay(), queue.worker(broker=vhost)) as inside:
+            wait_for(lambda: states(conn) == {"running": 1}, 30)
+            wait_for(lambda: not inside.workers[1].consumer._unacknowledged)
+            assert conn.execute("select locked_by from redrive.jobs").fetchone()[0] == inside.workers[1].name
+            go.set()
+            wait_for(lambda: states(conn) == {"succeeded": 1}, 30)
+
+    def test_what_waits_at_a_full_worker_is_run_by_another(self, conn, queue, vhost, monkeypatch):
+        monkeypatch.setattr("redrive.amqp.intake.FULL_FOR", 0.2)
+        go, ran = threading.Event(), []
+
+        @queue.handler("mail")
+        def mail(payload: Any, job: Any) -> None:
+            ran.append((payload, job.worker))
+            if payload == "slow":
+                go.wait(30)
+
+        queue.enqueue_many("mail", ["slow", "slow"])
+        asyncio.run(queue.relay().run(once=True))
+        with Inside(queue.worker(broker=vhost, concurrency=2), queue.relay()) as inside:
+            wait_for(lambda: len(ran) == 2, 30)
+            queue.enqueue_many("mail", ["quick"] * 4)
+            wait_for(lambda: inside.workers[0].consumer._intake.full, 30)
+            with Inside(queue.worker(broker=vhost)) as other:
+                wait_for(lambda: len(ran) == 6, 30)
+                assert {worker for payload, worker in ran if payload == "quick"} == {other.worker.name}
+            go.set()
+
+    def test_a_breaker_that_one_worker_opened_is_closed_by_the_probe_of_another(self, conn, queue, vhost):
+        up = threading.Event()
+        one, two = Queue(queue.settings.database_url), Queue(queue.settings.database_url)
+        seen: dict[str, list[int]] = {"one": [], "two": []}
+
+        def handle(where: str) -> Any:
+            def mail(_payload: Any, job: Any) -> None:
+                seen[where].append(job.id)
+                if not up.is_set():
+                    raise ConnectionRefusedError("down")
+
+            return mail
+
+        breaker = Breaker(failures=3, probe_every=0.5)
+        one.handler("mail", breaker=breaker)(handle("one"))
+        two.handler("mail", breaker=breaker)(handle("two"))
+        queue.enqueue_many("mail", [{}] * 20)
+        with Inside(queue.relay(), one.worker(broker=vhost)):
+            wait_for(lambda: [each.state for each in queue.breakers.list()] == ["open"], 30)
+        up.set()
+        with Inside(queue.relay(), two.worker(broker=vhost)):
+            wait_for(lambda: jobs_of(conn) == 0, 60)
+            wait_for(lambda: not [each for each in queue.breakers.list() if each.state == "open"], 30)
+        one.close()
+        two.close()

@@ -402,6 +402,24 @@ class TestAlone:
 
         asyncio.run(scenario())
 
+    def test_a_trial_is_not_over_before_a_thread_has_begun_it(self, queue, gate):
+        """Between its place among the running and the first line of its handler it has no start yet."""
+
+        async def scenario():
+            async with rig(queue, 2) as held:
+                suspect, acquitted = job("sync", alone=True, reclaims=1), []
+                held.slots.on_acquitted = acquitted.append
+                held.slots.add_alone(suspect)
+                await held.until(lambda: gate.inside == 1)
+                began, suspect.started = suspect.started, 0.0
+                held.slots.watch()
+                assert acquitted == []
+                suspect.started = began
+                gate.open()
+                await held.until(lambda: held.slots.empty)
+
+        asyncio.run(scenario())
+
     @pytest.mark.parametrize(("reclaims", "seconds"), [(1, 10), (2, 40), (3, 160), (4, 640), (5, 2560), (60, 3600)])
     def test_after_its_trial_there_is_room_again_though_it_runs_on(self, queue, gate, reclaims, seconds):
         async def scenario():

@@ -352,7 +352,7 @@ class Slots:
 
     def _end_trial(self, now: float) -> None:
         job = self._alone
-        if job is None or self._alone_waits:
+        if job is None or self._alone_waits or not job.started:  # a thread may not have begun it yet
             return
         if now - job.started > min(TRIAL_LONGEST, TRIAL * TRIAL_GROWS ** max(0, min(job.reclaims, 10) - 1)):
             self._alone = None

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from redrive.slots import Slots
 
 HOME_AFTER = 600.0
-"""Seconds after which a job that runs on comes home: what is not acknowledged within half an hour a broker takes back."""
+"""Seconds after which a job that runs on comes home: a broker takes back what is not acknowledged in half an hour."""
 LOOK_EVERY = 0.5
 GATHER = 0.002
 """The pause in which acknowledgements gather: one for many that follow each other costs as much as one for one."""
