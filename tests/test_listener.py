@@ -251,10 +251,10 @@ def test_a_sentry_that_becomes_busy_hands_on_its_watch(db, conn, nap):
         first = sentries(conn)
         # it is not woken for this one: it knows when it is due
         insert(conn, "nap", run_at=conn.execute("select now() + interval '0.4 s'").fetchone()[0])
-        wait_for(lambda: states(conn) == {"running": 1}, 2)
+        wait_for(lambda: states(conn) == {"running": 1}, 10)
         wait_for(lambda: sentries(conn) and sentries(conn) != first, 10)
         insert(conn, "nap")
-        wait_for(lambda: states(conn) == {"running": 2}, 1)
+        wait_for(lambda: states(conn) == {"running": 2}, 10)
         nap.end()
 
 
@@ -271,7 +271,7 @@ def test_a_call_to_who_has_become_busy_since_its_last_beat_is_passed_on(db, conn
         asleep(conn, idle)
         before = woken[idle]
         conn.execute("select pg_notify(%s, '')", [channel("redrive", busy)])
-        wait_for(lambda: woken[idle] > before, 2)
+        wait_for(lambda: woken[idle] > before, 10)
         nap.end()
 
 
@@ -292,9 +292,9 @@ def test_a_sentry_that_becomes_busy_hands_on_its_watch_however_lately_it_has_wok
         for kind, state, counts in (("job", "succeeded", (1, 2)), ("nap", "running", (1, 2))):
             beat_with_ears(conn, inside)
             for count in counts:
-                wait_for(lambda: sentries(conn), 2)
+                wait_for(lambda: sentries(conn), 10)
                 insert(conn, kind)
-                wait_for(partial(counted, conn, found, state, count), 2)
+                wait_for(partial(counted, conn, found, state, count), 10)
         nap.end()
 
 
