@@ -17,20 +17,21 @@ from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AMQPError, DeliveryError
 from pamqp.commands import Basic
 
 from redrive.amqp.names import exchange_name, queue_name, queue_names
+from redrive.amqp.publishing import Letter, publish
 from redrive.errors import InvalidOption, NoBroker
 from redrive.masking import mask_text
 from redrive.sql import TOPICS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from redrive.amqp.parcel import Parcel
 
 CONNECT_TIMEOUT = 10.0
-CONFIRM_TIMEOUT = 10.0
+CONFIRM_TIMEOUT = 25.0
 """Seconds in which a batch must be confirmed: where the broker has no memory or disk left, it says nothing at all."""
-ANSWER_TIMEOUT = 5.0
-HEARTBEAT = 10
+ANSWER_TIMEOUT = 15.0
+HEARTBEAT = 20
 """Seconds of silence after which either side takes the other for gone, at most three times that."""
 DELIVERIES = 1_000_000
 """No limit that matters, and said in so many words, since newer brokers have one of 20 and drop what is over it. What
@@ -136,7 +137,7 @@ class Link:
         channel = self._there()
         with self._told("no confirmation from the broker"):
             async with asyncio.timeout(CONFIRM_TIMEOUT):
-                answers = await asyncio.gather(*(self._send(channel, each) for each in parcels), return_exceptions=True)
+                answers = await publish(channel, [self._letter(each) for each in parcels])
         return self._refused(parcels, answers)
 
     def _refused(self, parcels: Sequence[Parcel], answers: Sequence[Any]) -> list[Parcel]:
@@ -149,12 +150,12 @@ class Link:
                     raise answer
         return refused
 
-    def _send(self, channel: aiormq.Channel, parcel: Parcel) -> Awaitable[Any]:
+    def _letter(self, parcel: Parcel) -> Letter:
         topic = (parcel.topic or "") if parcel.kind == TOPICS else None
-        return channel.basic_publish(
-            parcel.body,
+        return Letter(
             exchange="" if topic is None else exchange_name(self.schema),
             routing_key=queue_name(self.schema, parcel.kind, parcel.priority) if topic is None else topic,
+            mandatory=topic is None,  # who listens to an exchange is nobody's business here
             properties=Basic.Properties(
                 content_type="application/json",
                 delivery_mode=2,
@@ -162,8 +163,7 @@ class Link:
                 message_type=parcel.kind if topic is None else topic,
                 headers=parcel.headers,
             ),
-            mandatory=topic is None,  # who listens to an exchange is nobody's business here
-            wait=False,
+            body=parcel.body,
         )
 
     async def consume(
