@@ -121,16 +121,16 @@ async def ends(payload: dict[str, Any], job: Any) -> None:
 
 @queue.handler("hangs", backoff=soon, timeout=LATE)
 async def hangs(payload: dict[str, Any], job: Any) -> None:
-    """Wait for ever at the first try."""
+    """Wait for ever at the first try: of claims, since one that a breaker holds back is no attempt."""
     with witnessed(payload, job):
-        await asyncio.sleep(3600 if job.attempt == 1 else 0)
+        await asyncio.sleep(3600 if job.claim == 1 else 0)
 
 
 @queue.handler("late", backoff=soon, timeout=LATE)
 def late(payload: dict[str, Any], job: Any) -> None:
     """Pass the timeout in a thread, where nobody can stop it."""
     with witnessed(payload, job):
-        pause(LATE * 1.5 if job.attempt == 1 else 0)
+        pause(LATE * 1.5 if job.claim == 1 else 0)
 
 
 @queue.handler("exits", backoff=soon)

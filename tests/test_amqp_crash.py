@@ -103,6 +103,32 @@ def test_a_job_on_trial_that_blocks_the_loop_for_longer_than_the_lease_is_no_kil
     assert worker.stop() == 0
 
 
+def test_a_worker_that_is_told_to_stop_while_it_sets_up_its_consumers_stops(db, vhost, monkeypatch):
+    """It broke off its goodbye: what it held was given back by nobody but the broker."""
+    with_pool = Queue(db, broker_url=vhost)
+    for kind in KINDS:
+        with_pool.handler(kind)(lambda _payload: None)
+    begun = threading.Event()
+    real_consume, real_cancel = Link.consume, Link.cancel
+
+    async def consume(link: Link, *those: Any) -> Any:
+        tags = await real_consume(link, *those)
+        if begun.is_set():
+            await asyncio.sleep(0.2)
+        begun.set()
+        return tags
+
+    async def cancel(link: Link, tags: Any) -> None:
+        await asyncio.sleep(0.5)
+        await real_cancel(link, tags)
+
+    monkeypatch.setattr(Link, "consume", consume)
+    monkeypatch.setattr(Link, "cancel", cancel)
+    with Inside(with_pool.worker(broker=vhost)):
+        wait_for(begun.is_set, 30)
+    with_pool.close()
+
+
 def test_a_relay_that_is_cut_off_between_publish_and_commit_leaves_the_rows(conn, queue, vhost, monkeypatch):
     insert(conn, "nap")
     published = threading.Event()

@@ -50,7 +50,8 @@ def unfinished(evidence: Evidence) -> Iterator[str]:
         row = rows.get(n)
         if row is None:
             tries = sum(each.n == n for each in evidence.tries)
-            yield f"number {n} is in no table, and no handler ended it well ({tries} tries)"
+            story = "; ".join(str(each) for each in evidence.changes if each.n == n)
+            yield f"number {n} is in no table, and no handler ended it well ({tries} tries): {story}"
         elif row.status == "succeeded" and row.id in effects:  # killed between its commit and its last line
             continue
         elif row.status not in usual.ENDS or (row.status == "failed" and row.kind not in usual.ON_PURPOSE):
