@@ -272,6 +272,22 @@ class TestComingHome:
 
 
 class TestAway:
+    def test_what_was_refused_goes_out_when_the_limit_of_the_queue_is_gone(
+        self, conn, queue, rabbit, vhost, monkeypatch
+    ):
+        monkeypatch.setattr("redrive.amqp.relay.REFUSED_PAUSE", 0.2)
+        name = vhost.rpartition("/")[2]
+        full = {"pattern": "^redrive", "definition": {"max-length": 1, "overflow": "reject-publish"}}
+        rabbit.api("PUT", f"policies/{name}/full", full)
+        for _ in range(4):
+            for _ in range(10):
+                queue.enqueue("mail")
+            asyncio.run(queue.relay().run(once=True))
+        with Inside(queue.relay()):
+            assert jobs_of(conn) > 0
+            rabbit.api("DELETE", f"policies/{name}/full")
+            wait_for(lambda: jobs_of(conn) == 0, 30)
+
     def test_no_broker_is_said_and_the_jobs_wait_in_the_table(self, conn, db, caplog):
         queue = Queue(db, broker_url="amqp://guest:hidden@127.0.0.1:1/", poll=0.5)
         queue.kinds.route("mail", "amqp")

@@ -34,8 +34,6 @@ class Home(Writer):
 
     async def tick(self) -> float:
         """Write what there is, and let those messages go about which everything is written."""
-        for one in [*self._done]:
-            self._owed[one.job.id, one.job.claim] = one.job
         try:
             return await super().tick()
         finally:
@@ -43,6 +41,12 @@ class Home(Writer):
             written = [key for key in self._owed if key[0] not in waiting]
             if written:
                 self.on_home([self._owed.pop(key) for key in written])
+
+    def _take(self) -> list[Finished]:
+        batch = super()._take()  # also what came while this turn was writing
+        for one in batch:
+            self._owed[one.job.id, one.job.claim] = one.job
+        return batch
 
     async def bring(self, parcel: Parcel) -> bool:
         """Bring a job home that has not ended, for its trial or since it takes long; False where it is settled."""

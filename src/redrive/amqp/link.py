@@ -101,6 +101,10 @@ class Link:
         self.number += 1
         self._declared.clear()
 
+    def renew(self) -> None:
+        """Have the connection opened anew before it is used again."""
+        self._channel = None
+
     async def close(self) -> None:
         """Close the connection, whether or not anybody listens at the other end."""
         connection, self._connection, self._channel = self._connection, None, None

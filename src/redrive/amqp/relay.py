@@ -8,6 +8,7 @@ but that some messages may be sent again. It keeps house as every worker does, t
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ class Sending(Claims):
         super().__init__(control, holder)
         self._link = link
         self._max_crashes = max_crashes
+        self._renewed = 0.0
         self.sent = 0
         """Messages that the broker has confirmed so far."""
         self.limits = Limits()
@@ -89,6 +91,10 @@ class Sending(Claims):
         if refused:
             _log.warning("the broker has refused %s of %s jobs: they wait in the table", len(refused), len(parcels))
             await self._put_back(conn, sorted(refused, key=lambda each: each.id))
+            if time.monotonic() - self._renewed > REFUSED_PAUSE:
+                # RabbitMQ 3.10 goes on to refuse what comes by this channel when the queue's limit is taken away
+                self._renewed = time.monotonic()
+                self._link.renew()
 
     async def _put_back(self, conn: psycopg.AsyncConnection[Any], refused: Sequence[Parcel]) -> None:
         schema, worker = self._control.schema, self.holder.name
