@@ -92,6 +92,10 @@ demo: $(VENV)/.demo ## Watch it work: workers, failures, a crash, the dead-lette
 bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentieth, BENCH_PG=15, ONLY=roads for a part
 	$(BIN)/python -m benchmarks $(ONLY)
 
+.PHONY: bench-broker
+bench-broker: $(VENV)/.dev ## Measure what a broker takes off the database, and how fast jobs go over it: some minutes
+	$(BIN)/python -m benchmarks.broker $(ARGS)
+
 bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md, docs/scale.md and what redrive capacity reckons with
 	$(BIN)/python -m benchmarks page
 

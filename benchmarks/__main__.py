@@ -114,7 +114,8 @@ def main() -> None:
     if sys.argv[1:]:
         results = rounded(measure_only(sys.argv[1:], sizes, json.loads(RESULTS.read_text())))
     else:
-        results = rounded(measure(sizes, quick=quick))
+        kept = {name: value for name, value in json.loads(RESULTS.read_text()).items() if name.startswith("broker_")}
+        results = rounded(measure(sizes, quick=quick)) | kept
     RESULTS.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     show(results)
     where = f"{results['server']}, {results['machine']}, Python {results['python']}"

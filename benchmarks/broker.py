@@ -1,7 +1,8 @@
 """``make bench-broker``: what a broker takes off the database, and how fast jobs go over it.
 
 A Postgres with pg_stat_statements and a RabbitMQ, each of its own; the database's time is that of all statements as it
-has them, per succeeded job. ``python -m benchmarks.broker --jobs 20000`` writes benchmarks/broker.json.
+has them, per succeeded job. What it finds goes into benchmarks/results.json beside what ``make bench`` has found, each
+figure under a name that begins with ``broker_``; ``make bench-page`` brings it to docs/scale.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import psycopg
 
+from benchmarks.__main__ import rounded
 from benchmarks.stage import SHIPPED
 from chaos.programs import find_rabbitmq
 from chaos.rabbit import Rabbit
@@ -34,7 +36,7 @@ from redrive.store import Options
 
 KIND = "broker_bench"
 APP = "benchmarks.broker:application"
-RESULTS = Path(__file__).parent / "broker.json"
+RESULTS = Path(__file__).parent / "results.json"
 LOOK_EVERY = 0.02
 MANY = 64
 
@@ -64,6 +66,12 @@ class Bench:
             "where query !~ '^(select|truncate|create|WITH was AS)'"  # what this file says itself
         ).fetchone()
         assert row is not None  # noqa: S101 - an aggregate has one
+        return float(row[0])
+
+    def wal(self) -> float:
+        """Bytes of write-ahead log so far."""
+        row = self.conn.execute("select pg_current_wal_lsn() - '0/0'").fetchone()
+        assert row is not None  # noqa: S101 - as above
         return float(row[0])
 
     def rows(self, status: str) -> int:
@@ -121,10 +129,10 @@ def until(done: Callable[[], bool], seconds: float = 300) -> float:
 
 def database_time(bench: Bench, jobs: int) -> dict[str, float]:
     """Compare the database's time of a succeeded job by each way."""
-    found = {}
+    found, wal = {}, {}
     for way in ("postgres", "amqp", "direct"):
         bench.route("postgres" if way == "postgres" else "amqp")
-        before = bench.database_time()
+        before, written = bench.database_time(), bench.wal()
         bench.enqueue_singly(jobs, **({"direct": True} if way == "direct" else {}))
         with ExitStack() as stack:
             if way == "postgres":
@@ -138,7 +146,9 @@ def database_time(bench: Bench, jobs: int) -> dict[str, float]:
                 time.sleep(2)  # the management API is a second late
                 until(lambda: bench.at_broker() == 0)
         found[way] = (bench.database_time() - before) / jobs * 1000
+        wal[way] = (bench.wal() - written) / jobs
     return {
+        "wal_vs_postgres": wal["amqp"] / wal["postgres"],
         "postgres_us": found["postgres"],
         "amqp_us": found["amqp"],
         "direct_us": found["direct"],
@@ -158,7 +168,9 @@ def speeds(bench: Bench, jobs: int) -> dict[str, float]:
         with bench.process("relay", count=relays):
             time.sleep(3)
             bench.queue.kinds.resume(KIND)
-            found[f"relay_{relays}_per_s"] = jobs / until(lambda: bench.rows("pending") == 0)
+            found[f"relays_{relays}_per_s" if relays > 1 else "relay_per_s"] = jobs / until(
+                lambda: bench.rows("pending") == 0
+            )
         if relays == 1:
             until(lambda: bench.at_broker() >= jobs)
             with bench.worker():
@@ -239,7 +251,8 @@ def main() -> None:
             sys.stderr.write(f"{measure.__name__}: {time.monotonic() - began:.0f} s\n")
         bench.queue.close()
         bench.conn.close()
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    found = {f"broker_{name}": rounded(value) for name, value in found.items()}
+    RESULTS.write_text(json.dumps(json.loads(RESULTS.read_text()) | found, indent=2, ensure_ascii=False) + "\n")
     print(json.dumps(found, indent=2))  # noqa: T201 - for whoever runs it
 
 

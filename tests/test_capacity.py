@@ -104,7 +104,9 @@ class TestSteps:
         assert found.step is not None
         assert (found.step.name, found.wall.name) == ("short retention", "slots")
 
-    def test_the_way_to_a_rate_ends_where_a_figure_is_missing_and_none_is_made_up(self):
+    def test_the_way_to_a_rate_ends_where_a_figure_is_missing_and_none_is_made_up(self, monkeypatch):
+        for name in ("BROKER", "BROKER_WAL"):
+            monkeypatch.setattr(costs, name, Cost("a share", None, ""))
         path = way(setup(BUSY, all_day=True), 1_000_000)
         assert path[-1].step is not None
         assert path[-1].step.name == "broker"

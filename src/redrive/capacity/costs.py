@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 HERE, BENCH, ASSUMED, GIVEN, UNMEASURED = "measured here", "make bench", "assumed", "given", "not measured yet"
+BENCH_BROKER = "make bench-broker"
 """Where a figure comes from, as it is shown. By make bench it is the project's, on the machine of docs/scale.md."""
 MACHINE_CORES = 2
 """Of the machine on which make bench measured."""
@@ -38,6 +39,8 @@ class Cost:
     @property
     def source(self) -> str:
         """Say where it comes from."""
+        if self.key.startswith("broker_"):
+            return BENCH_BROKER
         return BENCH if self.key else ASSUMED if self.value is not None else UNMEASURED
 
     @property
@@ -83,11 +86,18 @@ SERVER = (
 
 # What a broker leaves to the database, as a share of what the job costs it otherwise. To fill one in: the value, and
 # the key under which its measurement writes it.
-BROKER = Cost("server's time of a job by way of a broker, to one without", None, "")
-BROKER_WAL = Cost("WAL of the same", None, "")
-BROKER_DIRECT = Cost("server's time of a job by enqueue(direct=True), to one without a broker", None, "")
-RELAY = Cost("one relay process", None, "jobs/s")
-CONSUMER = Cost("one worker process at the broker, handlers that do nothing", None, "jobs/s")
+BROKER = Cost(
+    "server's time of a job by way of a broker, enqueued by itself, to one without",
+    0.657,
+    "",
+    "broker_amqp_vs_postgres",
+)
+BROKER_WAL = Cost("WAL of the same", 0.496, "", "broker_wal_vs_postgres")
+BROKER_DIRECT = Cost(
+    "server's time of a job by enqueue(direct=True), to one without a broker", 0.00108, "", "broker_direct_vs_postgres"
+)
+RELAY = Cost("one relay process", 3_630.0, "jobs/s", "broker_relay_per_s")
+CONSUMER = Cost("one worker process at the broker, handlers that do nothing", 1_420.0, "jobs/s", "broker_worker_per_s")
 
 SHARE = Cost("share of the server's cores that jobs may take", 0.5, "")
 """The rest is the application's, and what keeps a peak from being felt."""

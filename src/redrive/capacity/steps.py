@@ -111,7 +111,7 @@ STEPS = (
     ),
     Step(
         name="broker",
-        does="move the largest kind to a broker",
+        does="redrive route KIND amqp: the largest kind over a broker, see docs/broker.md",
         costs="a broker to run; its jobs are no rows while they wait there",
         moves=frozenset({"connections", "database's time", "WAL", "disk", "pruning"}),
         apply=_broker,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from redrive.capacity import costs
-from redrive.capacity.costs import ASSUMED, BENCH, GIVEN, HERE, UNMEASURED, Known
+from redrive.capacity.costs import ASSUMED, BENCH, BENCH_BROKER, GIVEN, HERE, UNMEASURED, Known
 from redrive.words import number, span
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ LITTLE = 40.0
 """Bytes of a payload where there is none to measure."""
 LEAST_MEAN = 0.1
 """Of the peak: of a busy minute within an idle day nobody should conclude that no disk is needed."""
-ORDER = (HERE, GIVEN, BENCH, ASSUMED, UNMEASURED)
+ORDER = (HERE, GIVEN, BENCH, BENCH_BROKER, ASSUMED, UNMEASURED)
 
 
 @dataclass(frozen=True, kw_only=True)
