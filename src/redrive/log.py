@@ -157,4 +157,4 @@ _EXTRA = {"id": "job_id", "kind": "job_kind"}
 def _shown(value: object) -> object:
     if isinstance(value, str):
         return clip(mask_text(clip(value, 20 * _TEXT_LIMIT)), _TEXT_LIMIT)  # half a secret would not be known as one
-    return ", ".join(value) if isinstance(value, tuple) else value
+    return (", ".join(value) or "none") if isinstance(value, tuple) else value

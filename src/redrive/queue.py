@@ -270,7 +270,8 @@ class Queue(Publisher):
     def worker(self, *, broker: str | None = None, **settings: Any) -> Worker:
         """Make a worker for this queue's handlers; *settings* go over the queue's own.
 
-        With *broker*, the address of a RabbitMQ, it takes what a relay has sent there; that needs the extra ``amqp``.
+        With *broker*, the address of a RabbitMQ or ``""`` for the setting ``broker_url``, it takes what a relay has
+        sent there; that needs the extra ``amqp``.
 
         Raises:
             InvalidOption: for an unknown option, or a value that makes no sense.
@@ -285,7 +286,7 @@ class Queue(Publisher):
             return self._worker(Worker, settings)
         from redrive.amqp.worker import BrokerWorker  # noqa: PLC0415 - its library is an extra
 
-        return self._worker(BrokerWorker, settings | {"broker_url": broker})
+        return self._worker(BrokerWorker, settings | ({"broker_url": broker} if broker else {}))
 
     def relay(self, **settings: Any) -> Worker:
         """Make a relay, which hands the due jobs of routed kinds to the broker; it needs the extra ``amqp``.

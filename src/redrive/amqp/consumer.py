@@ -175,7 +175,10 @@ class Consumer(Service):
             self._holder_knows(parcel)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             _log.error(
-                "a message in %s is no job of redrive's, and stays there: %r", message.delivery.routing_key, error
+                "message %s in %s is no job of redrive's, and stays there: %s",
+                properties.message_id,
+                message.delivery.routing_key,
+                f"it has no header {error}" if isinstance(error, KeyError) else error,
             )
             self._unacknowledged[tag] = 0  # acknowledgements go round it
             return

@@ -61,8 +61,10 @@ class Intake:
             await self.stop()
         if not self.full and now >= self._look_at:
             self._look_at = now + LOOK_EVERY
+            withheld = await self._link.withheld(self._kinds)
             for kind in self._kinds:
-                await self._adjust(kind, partial(took, self._link.number))
+                if kind not in withheld:
+                    await self._adjust(kind, partial(took, self._link.number))
 
     async def close(self) -> None:
         """Have nothing more delivered, for good, also if a turn that sets up consumers is under way.

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import time
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-import aio_pika
-import aiormq
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AMQPError, DeliveryError
-from pamqp.commands import Basic
-
 from redrive.amqp.names import exchange_name, queue_name, queue_names
-from redrive.amqp.publishing import Letter, publish
 from redrive.errors import InvalidOption, NoBroker
 from redrive.masking import mask_text
 from redrive.sql import TOPICS
 
+try:
+    import aio_pika
+    import aiormq
+    from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AMQPError, DeliveryError
+    from aiormq.exceptions import AMQPChannelError, InvalidFrameError
+    from pamqp.commands import Basic
+except ModuleNotFoundError as error:
+    raise InvalidOption(f"a broker needs {error.name}: pip install 'redrive[amqp]'") from None
+
+from redrive.amqp.publishing import Letter, publish
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
     from redrive.amqp.parcel import Parcel
 
@@ -31,6 +38,8 @@ CONNECT_TIMEOUT = 10.0
 CONFIRM_TIMEOUT = 25.0
 """Seconds in which a batch must be confirmed: where the broker has no memory or disk left, it says nothing at all."""
 ANSWER_TIMEOUT = 15.0
+ASK_AGAIN = 30.0
+"""Seconds until a queue is asked for again that could not be had."""
 HEARTBEAT = 20
 """Seconds of silence after which either side takes the other for gone, at most three times that."""
 DELIVERIES = 1_000_000
@@ -39,6 +48,12 @@ was delivered before is run with nothing beside it, and counted in the table whe
 deliveries would be that of all that waited beside it as well."""
 ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERIES}
 _BROKEN = (*CONNECTION_EXCEPTIONS, AMQPError, OSError, asyncio.TimeoutError, asyncio.InvalidStateError)
+
+_log = logging.getLogger("redrive")
+
+
+class Withheld(NoBroker):
+    """The broker is there, and the queues of one kind can't be had."""
 
 
 def checked(url: str) -> str:
@@ -49,7 +64,7 @@ def checked(url: str) -> str:
     """
     if not url:
         raise InvalidOption(
-            "no broker: give broker_url, REDRIVE_BROKER_URL or --broker, as in amqp://user:password@host/"
+            "no broker: give broker_url, REDRIVE_BROKER_URL or --broker-url (of a worker: --broker), as in amqp://user:password@host/"
         )
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise InvalidOption(f"broker_url is {mask_text(url)!r}: must begin with amqp:// or amqps://")
@@ -69,6 +84,8 @@ class Link:
         self._channel: aiormq.Channel | None = None
         self._whole: aio_pika.abc.AbstractChannel | None = None
         self._declared: set[str] = set()
+        self._withheld: dict[str, tuple[float, str]] = {}
+        """Kinds whose queues can't be had: when to ask again, and why."""
         self._prefetch = 1
 
     @property
@@ -92,9 +109,7 @@ class Link:
         await self.close()
         with self._told(f"no broker at {self.where}"):
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                connection = await aio_pika.connect(
-                    self._url, client_properties={"connection_name": self._name}, heartbeat=HEARTBEAT
-                )
+                connection = await self._connect()
                 self._connection = connection
                 self._whole = await connection.channel(publisher_confirms=True, on_return_raises=True)
                 self._channel = cast("aiormq.Channel", await self._whole.get_underlay_channel())
@@ -104,6 +119,17 @@ class Link:
     def renew(self) -> None:
         """Have the connection opened anew before it is used again."""
         self._channel = None
+
+    async def _connect(self) -> aio_pika.abc.AbstractConnection:
+        try:
+            return await aio_pika.connect(
+                self._url, client_properties={"connection_name": self._name}, heartbeat=HEARTBEAT
+            )
+        except InvalidFrameError as error:  # its text is an address in memory, and not what the broker said
+            raise NoBroker(
+                f"no broker at {self.where}: it knows the user and closed the connection: is there a virtual host of "
+                "that name, and may the user go there?"
+            ) from error
 
     async def close(self) -> None:
         """Close the connection, whether or not anybody listens at the other end."""
@@ -117,18 +143,55 @@ class Link:
         """Make the queues of *kind*, where they are not there.
 
         Raises:
-            NoBroker: also where there is a queue of that name that was made otherwise.
+            Withheld: when there is a queue of that name that was made otherwise, or the user may not make it.
+            NoBroker: when the connection is lost.
         """
         if kind == TOPICS:
             name = exchange_name(self.schema)
-            with self._told(f"the exchange {name} can't be had"):
-                await self._there().exchange_declare(name, exchange_type="topic", durable=True)
+            if name not in self._declared:
+                async with self._aside(f"the exchange {name} can't be had") as channel:
+                    await channel.exchange_declare(name, exchange_type="topic", durable=True)
+                self._declared.add(name)
             return
         for name in queue_names(self.schema, kind):
             if name not in self._declared:
-                with self._told(f"the queue {name} can't be had"):
-                    await self._there().queue_declare(name, durable=True, arguments=ARGUMENTS)
+                async with self._aside(f"the queue {name} can't be had") as channel:
+                    await channel.queue_declare(name, durable=True, arguments=ARGUMENTS)
                 self._declared.add(name)
+
+    async def withheld(self, kinds: Sequence[str]) -> set[str]:
+        """Make the queues of *kinds*, and find those whose queues can't be had: they hold up no other.
+
+        Raises:
+            NoBroker: when the connection is lost.
+        """
+        for kind in kinds:
+            again, why = self._withheld.get(kind, (0.0, ""))
+            if time.monotonic() < again:
+                continue
+            try:
+                await self.declare(kind)
+            except Withheld as error:
+                if str(error) != why:
+                    _log.warning("jobs of %s wait: %s", kind, error)
+                self._withheld[kind] = time.monotonic() + ASK_AGAIN, str(error)
+            else:
+                self._withheld.pop(kind, None)
+        return self._withheld.keys() & set(kinds)
+
+    @contextlib.asynccontextmanager
+    async def _aside(self, what: str) -> AsyncIterator[aiormq.Channel]:
+        """Give a channel of its own: the broker closes one on which something can't be had, with all that is on it."""
+        self._there()
+        with self._told(what):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                whole = await cast("aio_pika.abc.AbstractConnection", self._connection).channel()
+                channel = cast("aiormq.Channel", await whole.get_underlay_channel())
+                try:
+                    yield channel
+                except AMQPChannelError as error:
+                    raise Withheld(f"{what}: {_said(error)}") from error
+                await whole.close()
 
     async def publish(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """Send messages and wait until the broker has them for good; gives those that it has refused.
@@ -218,5 +281,9 @@ class Link:
             raise
         except _BROKEN as error:
             self._channel = None
-            said = " ".join(str(error).split())
-            raise NoBroker(f"{what}: {type(error).__name__}{f': {said}' if said else ''}") from error
+            raise NoBroker(f"{what}: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    return type(error).__name__ + (f": {said}" if said else "")

@@ -7,6 +7,7 @@ but that some messages may be sent again. It keeps house as every worker does, t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from functools import partial
@@ -24,7 +25,7 @@ from redrive.outcome import Finished, Snoozed, parameters
 from redrive.producer import Producer
 from redrive.sql import AMQP, spoken
 from redrive.statements import Statement, arun, named
-from redrive.worker import Worker
+from redrive.worker import Worker, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -39,6 +40,8 @@ BATCH = 500
 REFUSED_PAUSE = 5.0
 """Seconds after which a message that the broker has refused is offered again."""
 PAUSES = (0.5, 1.0, 2.0, 5.0)
+MISSES = 3
+"""Times that one that runs once looks for the broker again: seconds, as whoever runs it will do so again."""
 KINDS_EVERY = 30.0
 
 _log = logging.getLogger("redrive")
@@ -142,7 +145,8 @@ class Relay(Producer):
         self.link = link
         self.sending = self._claims = Sending(control, more["holder"], link, max_crashes)
         self._kinds_at = 0.0
-        self._misses = 0
+        self.misses = 0
+        """Times in a row that there was no broker."""
 
     async def tick(self) -> float:
         """Send once, where there is a broker; gives the pause until the next."""
@@ -150,16 +154,20 @@ class Relay(Producer):
             await self.link.open()
             if self._loop.time() >= self._kinds_at:
                 await self._look_at_routes()
-            pause = await super().tick() if self._kinds else self._poll
+            if self._kinds:
+                pause = await super().tick()
+            else:
+                self.found, pause = False, self._poll
         except NoBroker as error:
+            self._kinds_at = 0.0  # it may be for the queues of one kind
             if str(error) != self.trouble:
                 _log.warning("jobs wait in the table: %s", error)
             self.trouble = str(error)
-            self._misses += 1
-            return PAUSES[min(self._misses, len(PAUSES)) - 1]
+            self.misses += 1
+            return PAUSES[min(self.misses, len(PAUSES)) - 1]
         if self.trouble:
             _log.info("the broker at %s answers again", self.link.where)
-            self.trouble, self._misses = "", 0
+            self.trouble, self.misses = "", 0
         return pause
 
     async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:
@@ -174,16 +182,19 @@ class Relay(Producer):
     async def _look_at_routes(self) -> None:
         text = spoken("routed_kinds", self._control.schema, AMQP)
         rows = await self._control.run(Statement(text, scalar_row))
+        withheld = await self.link.withheld(rows)
+        kinds = [kind for kind in rows if kind not in withheld]
         self._kinds_at = self._loop.time() + KINDS_EVERY
-        if rows != self._kinds:
-            self._kinds, self._lanes, self._survey_at = rows, Lanes(rows), 0.0
-            for kind in rows:
-                await self.link.declare(kind)
-            _log.info("the relay sends jobs of: %s", ", ".join(rows) or "no kind is routed, see `redrive route`")
+        if kinds != self._kinds:
+            self._kinds, self._lanes, self._survey_at = kinds, Lanes(kinds), 0.0
+            none = "none whose queues can be had" if rows else "no kind is routed, see `redrive route`"
+            _log.info("the relay sends jobs of: %s", ", ".join(kinds) or none)
 
 
 class RelayWorker(Worker):
     """The process around a relay: a worker that runs no handler, and keeps house."""
+
+    producer: Relay
 
     def _own_kinds(self) -> tuple[str, ...]:
         checked(self.settings.broker_url)
@@ -193,11 +204,20 @@ class RelayWorker(Worker):
         self.link = Link(self.settings.broker_url, self.settings.schema, f"redrive relay {self.name}")
         return Relay(*parts, link=self.link, max_crashes=self.settings.max_crashes, **more)
 
+    async def _until_drained(self, stopping: asyncio.Event) -> None:
+        drained = asyncio.ensure_future(super()._until_drained(stopping))
+        await until(lambda: drained.done() or self.producer.misses > MISSES)
+        if not drained.done():
+            drained.cancel()
+            raise NoBroker(f"jobs wait in the table: {self.producer.trouble}")
+        await drained
+
     async def run(self, *, once: bool = False) -> None:
         """Send until told to stop; with *once*, until nothing is due.
 
         Raises:
-            As :meth:`Worker.run`.
+            NoBroker: with *once*, where none answered in some seconds.
+            Others as :meth:`Worker.run`.
         """
         try:
             await super().run(once=once)

@@ -73,7 +73,11 @@ log_level = click.option(
 @setting("--metrics-port", "Answer /metrics and /health at this port, 0 for none (default: 0).", metavar="PORT")
 @setting("--metrics-host", "Address at which to do so (default: 127.0.0.1).", metavar="ADDRESS")
 @click.option(
-    "--broker", metavar="URL", help="Take jobs from this RabbitMQ, as amqp://user@host/vhost; see redrive relay."
+    "--broker",
+    is_flag=False,
+    flag_value="",
+    metavar="[URL]",
+    help="Take jobs from this RabbitMQ, as amqp://user@host/vhost, or that of REDRIVE_BROKER_URL; see redrive relay.",
 )
 @setting("--exit-on-db-loss", "Exit 3 when the database was away this long, 0 to wait for ever (default: 0).")
 @click.option("--once", is_flag=True, envvar="REDRIVE_ONCE", show_envvar=True, help="Run what is due, then exit.")
@@ -130,11 +134,12 @@ def work(make: Callable[..., Worker], *, once: bool, settings: dict[str, Any]) -
         # Not the loop's own handlers: these also count a signal that comes before the loop, or while it is blocked.
         signal.signal(number, lambda *_: stop())
     logging.getLogger("redrive").info(
-        "worker %s works on schema %s, %s jobs at a time, of kinds %s",
+        "worker %s works on schema %s, %s",
         worker.name,
         worker.settings.schema,
-        worker.settings.concurrency,
-        ", ".join(worker.kinds) or "none: it hands them to the broker",
+        f"{worker.settings.concurrency} jobs at a time, of kinds {', '.join(worker.kinds)}"
+        if worker.kinds
+        else "hands jobs to the broker and runs none itself",
     )
     code = OK
     with asyncio.Runner() as runner:
