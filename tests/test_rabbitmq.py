@@ -156,3 +156,23 @@ def test_what_is_on_its_way_is_not_wrong():
     busy = Queued(kind="mail", routed=True, ready=10, unacknowledged=5, consumers=2, comes=100.0, goes=100.0)
     assert ails(Broker(kinds=[busy, Queued(kind="new", routed=True)])) == []
     assert [each.text for each in ails(Broker(troubles=["node a is away"]))] == ["node a is away"]
+
+
+def test_the_doctor_names_the_relay_where_what_is_routed_is_due_and_none_is_alive(db, conn):
+    with closing(Queue(db)) as queue:
+        queue.kinds.route("mail", "amqp", by="ada")
+        queue.enqueue("mail")
+
+        def bad() -> list[tuple[str, str, str]]:
+            with psycopg.connect(db, autocommit=True) as other:
+                return [(each.check, each.text, each.remedy) for each in examine(queue, other) if each.level == "bad"]
+
+        said = "no relay is alive, and jobs that go over the broker are due: of kind mail"
+        assert bad() == [("rabbitmq", said, "redrive relay --broker-url URL")]
+        conn.execute(
+            "insert into redrive.workers (name, host, pid, version, kinds, concurrency, lease, heartbeat_at)"
+            " values ('a', 'h', 1, '1', '{mail}', 1, '1 hour', now())"
+        )
+        assert [text for _, text, _ in bad()] == [said]
+        conn.execute("update redrive.workers set kinds = '{}'")
+        assert said not in [text for _, text, _ in bad()]

@@ -262,8 +262,10 @@ def _clocks(patient: Patient) -> None:
 def _kinds(patient: Patient) -> None:
     with patient.reading() as conn:
         now = figures.look(patient.queue, conn)
-    if not now.alive and any(depth.due for depth in now.depths):
-        patient.bad("no worker is alive, and jobs are due", patient.queue.worker_command)
+    if not now.alive:
+        routed = rabbitmq.routed(patient)  # those want a relay first, which is looked for beside the broker
+        if any(depth.due for depth in now.depths if depth.kind not in routed):
+            patient.bad("no worker is alive, and jobs are due", patient.queue.worker_command)
         return
     by_kind = {depth.kind: depth for depth in now.depths}
     for kind in now.unknown:

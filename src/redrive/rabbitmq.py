@@ -20,6 +20,7 @@ def check(patient: Patient) -> None:
     routed, named = management.routed(kinds), bool(queue.settings.broker_management_url)
     if not routed and not named:
         return
+    _relays(patient, routed)
     now = management.seen(queue.settings, routed, {row.kind for row in kinds}, timeout=TIMEOUT)
     if now.why:
         remedy = "REDRIVE_BROKER_MANAGEMENT_URL=http://user:password@host:15672, of a user with the tag `monitoring`"
@@ -28,3 +29,20 @@ def check(patient: Patient) -> None:
         seen = now.of(each.kind) if each.kind else None
         evidence = {} if seen is None else {"ready": seen.ready, "consumers": seen.consumers, "kind": seen.kind}
         (patient.bad if each.level == "bad" else patient.note)(each.text, each.remedy, **evidence)
+
+
+def routed(patient: Patient) -> set[str]:
+    """Find the kinds whose jobs go over a broker: no worker takes them from the table."""
+    with patient.reading() as conn:
+        return management.routed(patient.queue.kinds.list(connection=conn))
+
+
+def _relays(patient: Patient, routed: set[str]) -> None:
+    due = [row for row in patient.ask("oldest_due") if row.kind in routed]
+    if due and not any(row.alive and not row.kinds for row in patient.ask("list_workers")):  # a relay runs no kind
+        kinds = ", ".join(row.kind for row in due)
+        patient.bad(
+            f"no relay is alive, and jobs that go over the broker are due: of kind {kinds}",
+            "redrive relay --broker-url URL",
+            oldest=due[0].age,
+        )
