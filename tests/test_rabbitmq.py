@@ -8,6 +8,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from engine import Inside
 from redrive import Queue
 from redrive.amqp.management import Broker, Queued, ails
 from redrive.amqp.names import queue_name
@@ -176,3 +177,12 @@ def test_the_doctor_names_the_relay_where_what_is_routed_is_due_and_none_is_aliv
         assert [text for _, text, _ in bad()] == [said]
         conn.execute("update redrive.workers set kinds = '{}'")
         assert said not in [text for _, text, _ in bad()]
+
+
+def test_a_worker_at_the_broker_is_not_said_to_be_deaf(db, conn, vhost, wait_for):
+    with closing(Queue(db, broker_url=vhost)) as queue:
+        queue.handler("mail")(print)
+        with Inside(queue.worker(broker=vhost)):
+            wait_for(lambda: conn.execute("select count(*) from redrive.workers").fetchone() == (1,))
+            with psycopg.connect(db, autocommit=True) as other:
+                assert [each for each in examine(queue, other) if each.check == "listening"] == []

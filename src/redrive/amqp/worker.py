@@ -55,6 +55,8 @@ LEASE = 3 * VISIT_EVERY
 """Seconds of silence after which such a worker is taken for dead, unless it holds jobs that have come home."""
 LINGER = 5.0
 """Seconds after which the connection to Postgres is closed again."""
+NEVER = 0
+"""No process of a server's: the doctor knows by it that such a worker listens to nobody on purpose."""
 
 
 class Vigil(threading.Thread):
@@ -151,7 +153,7 @@ class Visits(Service):
             "concurrency": settings.concurrency,
             "in_flight": worker.slots.in_flight,
             "lease": settings.lease if home else LEASE,
-            "listener_pid": None,
+            "listener_pid": NEVER,
             "problem": worker.complaints() or None,
             "clock_skew": None,
         }

@@ -687,7 +687,7 @@ DELETE FROM {workers} WHERE name = %(name)s
 -- name: wake_another
 -- Wake one other worker: one that has free slots, or (:other_kinds) one that knows a kind that this one does not.
 SELECT name FROM {workers}
-WHERE name <> %(worker)s AND heartbeat_at > {clock}() - lease AND listener_pid IS NOT NULL AND in_flight < concurrency
+WHERE name <> %(worker)s AND heartbeat_at > {clock}() - lease AND listener_pid > 0 AND in_flight < concurrency
   AND (NOT %(other_kinds)s OR NOT kinds <@ %(kinds)s::text[])
 ORDER BY random()
 LIMIT 1
@@ -2921,7 +2921,7 @@ SELECT current_setting('autovacuum')::boolean AS autovacuum, current_setting('tr
 
 -- name: doctor_listeners
 -- Living workers that hear nothing: without a session that listens, or with one that is gone.
-SELECT w.name, w.listener_pid IS NULL AS deaf, w.listener_pid IS NOT NULL AND a.pid IS NULL AS gone
+SELECT w.name, w.listener_pid IS NULL AS deaf, w.listener_pid > 0 AND a.pid IS NULL AS gone
 FROM {workers} w
 LEFT JOIN pg_stat_activity a ON a.pid = w.listener_pid
 WHERE w.heartbeat_at > {clock}() - w.lease
