@@ -29,6 +29,23 @@ def jobs_of(conn: psycopg.Connection) -> int:
     return conn.execute("select count(*) from redrive.jobs").fetchone()[0]
 
 
+def messages(vhost: str, name: str, *, delete: bool = False) -> int | None:
+    """Count what is ready in a queue, None where there is no such queue; or delete it."""
+
+    async def look() -> int | None:
+        async with await aio_pika.connect(vhost) as connection:
+            channel = await connection.channel()
+            if delete:
+                await channel.queue_delete(name, if_unused=False, if_empty=False)
+                return None
+            try:
+                return (await channel.declare_queue(name, passive=True)).declaration_result.message_count
+            except aio_pika.exceptions.ChannelNotFoundEntity:
+                return None
+
+    return asyncio.run(look())
+
+
 class TestTheWay:
     def test_a_job_goes_over_the_broker_and_leaves_no_row(self, conn, queue, vhost):
         ran: list[Any] = []
@@ -436,3 +453,39 @@ class TestTakingTurns:
             wait_for(lambda: not [each for each in queue.breakers.list() if each.state == "open"], 30)
         one.close()
         two.close()
+
+    def test_a_delivery_that_reaches_nobody_is_given_back_and_not_acknowledged_with_later_ones(self, queue, vhost):
+        """A quorum queue's may come after the end of the consumer that they were for."""
+        ran: list[Any] = []
+
+        @queue.handler("mail")
+        async def mail(payload: Any) -> None:
+            ran.append(payload)
+
+        with Inside(queue.worker(broker=vhost)) as inside:
+            queue.enqueue("mail", "first", direct=True)
+            wait_for(lambda: ran == ["first"], 30)
+            consumers = inside.worker.link._channel.consumers
+            heard = dict(consumers)
+            consumers.clear()
+            queue.enqueue("mail", "unheard", direct=True)
+            wait_for(lambda: messages(vhost, "redrive.redrive.mail") == 0)
+            consumers.update(heard)
+            queue.enqueue_many("mail", ["later"] * 3, direct=True)
+            wait_for(lambda: len(ran) == 5, 30)
+        assert sorted(ran) == ["first", "later", "later", "later", "unheard"]
+
+    def test_a_queue_that_somebody_deletes_is_made_anew_and_read(self, queue, vhost):
+        ran: list[Any] = []
+
+        @queue.handler("mail")
+        async def mail(payload: Any) -> None:
+            ran.append(payload)
+
+        with Inside(queue.worker(broker=vhost)):
+            queue.enqueue("mail", "first", direct=True)
+            wait_for(lambda: ran == ["first"], 30)
+            messages(vhost, "redrive.redrive.mail", delete=True)
+            wait_for(lambda: messages(vhost, "redrive.redrive.mail") == 0)
+            queue.enqueue("mail", "second", direct=True)
+            wait_for(lambda: ran == ["first", "second"], 30)

@@ -85,6 +85,9 @@ class Consumer(Service):
         self._doubtful: list[Finished] = []
         """Successes whose acknowledgement the broker may not have seen."""
         self._settle_at = 0.0
+        self._last_tag = 0
+        self._missed: list[int] = []
+        """Deliveries of this channel that did not arrive here."""
         self._again: list[int] = []
         """Deliveries of this channel that brought what had come before."""
         self._fed = self._misses = 0
@@ -133,6 +136,9 @@ class Consumer(Service):
         while len(self._lately) > REMEMBERED:
             self._lately.popitem(last=False)
         await self._let_go(done)
+        while self._missed:
+            await self.link.give_back(self._missed[-1])
+            self._unacknowledged.pop(self._missed.pop(), None)
 
     async def settle(self) -> None:
         """Acknowledge what has ended, and count the successes of which the broker knows.
@@ -167,6 +173,10 @@ class Consumer(Service):
         if channel != self._channel:
             return  # delivered on a connection that was lost meanwhile: it comes again
         tag, properties = message.delivery.delivery_tag, message.header.properties
+        for missed in range(self._last_tag + 1, tag):  # delivered to nobody: never to be acknowledged with others
+            self._unacknowledged[missed] = 0
+            self._missed.append(missed)
+        self._last_tag = tag
         here = (channel, tag)
         self._unacknowledged[tag] = 0
         try:
@@ -235,6 +245,8 @@ class Consumer(Service):
             await self.link.open()
             self._channel = self.link.number
             self._intake.lost()
+            self._last_tag = 0
+            self._missed.clear()
             self._unacknowledged.clear()
             self._again.clear()
             _log.info("jobs come from the broker at %s", self.link.where)

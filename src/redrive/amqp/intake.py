@@ -36,6 +36,13 @@ class Intake:
         self._prefetch: dict[str, tuple[int, list[tuple[str, str]]]] = {}
         self._look_at = 0.0
         self._full_since = float("inf")
+        link.on_cancel = self.cancelled
+
+    def cancelled(self, tag: str) -> None:
+        """Learn that the broker has ended a consumer: its kind gets another, and its queue, should that be gone."""
+        for kind in [kind for kind, (_, tags) in self._prefetch.items() if any(tag == each for _, each in tags)]:
+            del self._prefetch[kind]
+            self._look_at = 0.0
 
     def lost(self) -> None:
         """Learn that the channel is another: it has no consumers."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
@@ -42,6 +43,7 @@ ASK_AGAIN = 30.0
 """Seconds until a queue is asked for again that could not be had."""
 HEARTBEAT = 20
 """Seconds of silence after which either side takes the other for gone, at most three times that."""
+ENDED_MOST = 1000
 DELIVERIES = 1_000_000
 """No limit that matters, and said in so many words, since newer brokers have one of 20 and drop what is over it. What
 was delivered before is run with nothing beside it, and counted in the table where it kills its worker: a count of
@@ -71,6 +73,25 @@ def checked(url: str) -> str:
     return url
 
 
+class Consumers(dict[str, Any]):
+    """Who gets what is delivered on a channel: for a while also after the end of a consumer.
+
+    A quorum queue's deliveries may come after the answer to the cancellation. aiormq knows nobody for them then, and
+    drops them; they would stay unacknowledged, or be acknowledged together with later ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended: deque[str] = deque()
+
+    def pop(self, tag: str, default: Any = None) -> Any:
+        """Forget nobody but those that ended long ago."""
+        self._ended.append(tag)
+        while len(self._ended) > ENDED_MOST:
+            super().pop(self._ended.popleft(), None)
+        return self.get(tag, default)
+
+
 class Link:
     """A connection with one channel, opened when needed."""
 
@@ -87,6 +108,8 @@ class Link:
         self._withheld: dict[str, tuple[float, str]] = {}
         """Kinds whose queues can't be had: when to ask again, and why."""
         self._prefetch = 1
+        self.on_cancel: Callable[[str], object] = lambda _tag: None
+        """Told of a consumer that the broker has ended, as when somebody deletes the queue."""
 
     @property
     def ready(self) -> bool:
@@ -113,6 +136,8 @@ class Link:
                 self._connection = connection
                 self._whole = await connection.channel(publisher_confirms=True, on_return_raises=True)
                 self._channel = cast("aiormq.Channel", await self._whole.get_underlay_channel())
+        self._channel.consumers = Consumers()
+        self._channel.on_consumer_cancel_callbacks.add(self._cancelled)
         self.number += 1
         self._declared.clear()
 
@@ -253,6 +278,11 @@ class Link:
             for _, tag in tags:
                 await self._there().basic_cancel(tag)
 
+    async def give_back(self, tag: int) -> None:
+        """Let the broker deliver a message once more."""
+        with self._told("the broker is gone"):
+            await self._there().basic_nack(tag, requeue=True, wait=False)
+
     async def acknowledge(self, tag: int, *, also_before: bool = False) -> None:
         """Let the broker forget a message, or with it all that were delivered on this channel before."""
         with self._told("the broker is gone"):
@@ -267,6 +297,10 @@ class Link:
         with self._told(f"no answer from the broker at {self.where}"):
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 await self._there().basic_qos(prefetch_count=self._prefetch)
+
+    def _cancelled(self, frame: Any) -> None:
+        self._declared.clear()
+        self.on_cancel(str(frame.consumer_tag))
 
     def _there(self) -> aiormq.Channel:
         if self._channel is None or self._channel.is_closed:
