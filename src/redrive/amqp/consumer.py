@@ -96,26 +96,25 @@ class Consumer(Service):
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._woken = False
         slots.on_free = self._call
-        home.on_home = self._came_home
+        home.on_home = lambda parcels: (self._ended.extend(parcels), self._call())
 
     # -- what ends
 
     def take(self, finished: Finished) -> None:
         """Take an outcome, from the loop or from a handler's thread: acknowledged, or first written at home."""
         job = finished.job
-        if finished.plain and not (job.kept or job.home or job.homing or job.completed) and self._is_here(job):
+        here = job.tag is not None and job.tag[0] == self.link.number and self.link.ready
+        if here and finished.plain and not (job.kept or job.home or job.homing or job.completed):
             self._succeeded.append(finished)
             self._ended.append(job)
         else:
             self._home.put(finished)
         self._call()
 
-    def _is_here(self, job: Parcel) -> bool:
-        return job.tag is not None and job.tag[0] == self.link.number and self.link.ready
-
-    def _came_home(self, parcels: list[Parcel]) -> None:
-        self._ended.extend(parcels)
-        self._call()
+    @property
+    def holds_rows(self) -> bool:
+        """Whether a job of this worker has come home and has not ended."""
+        return any(job.home or job.homing for job in self._held.values())
 
     async def _acknowledge(self) -> None:
         self._doubtful += [self._succeeded.popleft() for _ in range(len(self._succeeded))]
@@ -318,7 +317,7 @@ class Consumer(Service):
 
     async def _try(self, parcel: Parcel) -> None:
         """Bring a suspect home, let its message go and run it with nothing new beside it."""
-        parcel.suspect = True
+        parcel.suspect = parcel.homing = True
         try:
             came = await self._home.bring(parcel)
         except BaseException:

@@ -99,7 +99,7 @@ class Visits(Service):
     async def tick(self) -> float:
         """Say it where it is due, and close the connection that nobody needs."""
         now, settings = time.monotonic(), self._worker.settings
-        home = any(getattr(job, "home", False) for job in list(self._worker.slots.running.values()))
+        home = self._worker.consumer.holds_rows  # also before it runs, or a death in its first moment is told late
         if now >= self._next or home or self._short:
             await self.say(home=home)
         elif now - self._said > LINGER and self._worker.writer.idle and self._control.connection is not None:
