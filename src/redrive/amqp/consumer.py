@@ -16,8 +16,8 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
-from redrive.amqp.intake import Intake
-from redrive.amqp.link import Link
+from redrive.amqp.intake import LOOK_EVERY, Intake
+from redrive.amqp.link import PAUSES, Link
 from redrive.amqp.names import band
 from redrive.amqp.parcel import Parcel, opened
 from redrive.connections import is_outage
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 HOME_AFTER = 600.0
 """Seconds after which a job that runs on comes home: a broker takes back what is not acknowledged in half an hour."""
-LOOK_EVERY = 0.5
 GATHER = 0.002
 """The pause in which acknowledgements gather: one for many that follow each other costs as much as one for one."""
 SHARE = 10
@@ -48,7 +47,6 @@ PATIENCE = 0.005
 ASK_AGAIN = 5.0
 REMEMBERED = 10_000
 """Successes that are remembered, should the broker deliver them once more."""
-PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 _log = logging.getLogger("redrive")
 
@@ -96,7 +94,7 @@ class Consumer(Service):
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._woken = False
         slots.on_free = self._call
-        home.on_home = lambda parcels: (self._ended.extend(parcels), self._call())
+        home.on_home = self._came_home
 
     # -- what ends
 
@@ -111,9 +109,13 @@ class Consumer(Service):
             self._home.put(finished)
         self._call()
 
+    def _came_home(self, parcels: list[Parcel]) -> None:
+        self._ended.extend(parcels)
+        self._call()
+
     @property
     def holds_rows(self) -> bool:
-        """Whether a job of this worker has come home and has not ended."""
+        """Whether a job has come home and has not ended."""
         return any(job.home or job.homing for job in self._held.values())
 
     async def _acknowledge(self) -> None:

@@ -44,6 +44,8 @@ ASK_AGAIN = 30.0
 HEARTBEAT = 20
 """Seconds of silence after which either side takes the other for gone, at most three times that."""
 ENDED_MOST = 1000
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Seconds between two tries while the broker is away."""
 DELIVERIES = 1_000_000
 """No limit that matters, and said in so many words, since newer brokers have one of 20 and drop what is over it. What
 was delivered before is run with nothing beside it, and counted in the table where it kills its worker: a count of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import scalar_row
 
-from redrive.amqp.link import Link, checked
+from redrive.amqp.link import PAUSES, Link, checked
 from redrive.amqp.parcel import Parcel, of_home
 from redrive.claims import Claims, lock_limits, taken
 from redrive.errors import NoBroker
@@ -39,7 +39,6 @@ BATCH = 500
 """Messages that one transaction waits for."""
 REFUSED_PAUSE = 5.0
 """Seconds after which a message that the broker has refused is offered again."""
-PAUSES = (0.5, 1.0, 2.0, 5.0)
 MISSES = 3
 """Times that one that runs once looks for the broker again: seconds, as whoever runs it will do so again."""
 KINDS_EVERY = 30.0
