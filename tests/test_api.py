@@ -25,6 +25,7 @@ NAMES = [
     "InvalidPayload",
     "Job",
     "LeaseLost",
+    "NoBroker",
     "Published",
     "Queue",
     "RedriveError",

@@ -124,7 +124,10 @@ def look(conn: psycopg.Connection[Any], name: str) -> Table:
         InvalidOption: when there is no such table, or it is none.
     """
     oid = _find(conn, name)
-    [row] = run(conn, named("adopt_table", ANYWHERE, table=oid))
+    rows = run(conn, named("adopt_table", ANYWHERE, table=oid))
+    if not rows:  # a number is taken for a table's own, whether or not it is there
+        raise InvalidOption(f"there is no table {name} in this database")
+    [row] = rows
     if row.sort not in ("r", "p"):
         what = _KINDS.get(row.sort, "no table")
         raise InvalidOption(f"{row.qualified} is {what}: name the table that the application writes its rows into")
