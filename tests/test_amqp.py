@@ -13,6 +13,7 @@ import pytest
 
 from engine import Inside
 from redrive import Breaker, Dead, InvalidOption, NoBroker, Queue, Retry, Snooze
+from redrive.amqp.intake import Intake
 from support import wait_for
 from support_engine import add, states
 
@@ -489,3 +490,28 @@ class TestTakingTurns:
             wait_for(lambda: messages(vhost, "redrive.redrive.mail") == 0)
             queue.enqueue("mail", "second", direct=True)
             wait_for(lambda: ran == ["first", "second"], 30)
+
+    def test_what_waits_is_not_acknowledged_with_later_jobs_where_something_else_of_the_broker_failed(
+        self, queue, vhost, monkeypatch
+    ):
+        """As when a queue can't be declared while a node is lost, and the channel of the deliveries lives on."""
+        ran: list[int] = []
+        real = Intake.adjust
+
+        async def adjust(intake: Intake, took: Any) -> None:
+            if -1 not in ran and len(ran) >= 200 and any(inside.worker.consumer._bands):
+                ran.append(-1)
+                raise NoBroker("a queue can't be declared just now")
+            await real(intake, took)
+
+        monkeypatch.setattr(Intake, "adjust", adjust)
+
+        @queue.handler("mail")
+        def mail(payload: Any) -> None:
+            time.sleep(0.005)
+            ran.append(payload)
+
+        queue.enqueue_many("mail", range(800), direct=True)
+        with Inside(queue.worker(broker=vhost, concurrency=2)) as inside:
+            wait_for(lambda: set(range(800)) <= set(ran), 40)
+        assert -1 in ran

@@ -260,7 +260,8 @@ class Consumer(Service):
             self._give_home(self._bands)
 
     def _lose(self) -> None:
-        """Forget what has not begun: the broker gives it to others, or once more to this worker."""
+        """Forget what has not begun: the broker gives it to others, or once more to this worker, by another channel."""
+        self.link.renew()  # whatever was amiss: on this channel a later acknowledgement would be one for these too
         for waiting in (*self._bands, self._suspects, self._trials):
             for parcel in waiting:
                 self._held.pop(parcel.id, None)
@@ -270,7 +271,6 @@ class Consumer(Service):
             if getattr(job, "home", False):
                 self._home.hand_back([job])
         self._unacknowledged.clear()
-        self._again.clear()
         for one in [*self._doubtful, *self._succeeded]:
             self._home.put(one)
         self._doubtful.clear()
