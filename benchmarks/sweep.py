@@ -99,7 +99,7 @@ def statements(conn: psycopg.Connection, mark: tuple[str, int]) -> dict[str, dic
         ),
         ("health: the oldest due", "oldest_due", {}),
         ("the reaper's sweep", "reap_jobs", reap),
-        ("holders without a row", "ownerless_holders", {"own_name": OWN_NAME}),
+        ("holders without a row", "survey_held", {"own_name": OWN_NAME}),
         ("look for strays", "hand_back_strays", {"worker": "here:1:abcdef", "known": [], "age": 45.0}),
     ]
     return {what: measure(conn, name, params) for what, name, params in calls}

@@ -78,7 +78,9 @@ PINS = {
     "locked_jobs": Pin({"jobs_pkey"}, "jobs_pkey", 5000),
     "was_written": Pin({"jobs_pkey"}, "jobs_pkey", 3000),
     "written_outcomes": Pin({"jobs_pkey"}, "jobs_pkey", 12_000),
-    "ownerless_holders": Pin({"jobs_running_idx"}, "jobs_running_idx", 500, walks=True),
+    "survey_held": Pin(
+        {"jobs_running_idx", "jobs_expiry_idx", "jobs_exhausted_idx"}, "jobs_running_idx", 500, walks=True
+    ),
     "silent_holders": Pin({"jobs_running_idx"}, "jobs_running_idx", 6000, rows=100_000, walks=True),
     "archive_finished": Pin({"jobs_pkey"}, "jobs_pkey", 9000),
     "depths": Pin(
@@ -279,7 +281,7 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
         "locked_jobs": {"ids": ids},
         "was_written": {"ids": ids, "claims": [1] * n, "worker": "me"},
         "written_outcomes": {"ids": ids, "claims": [1] * n, "worker": "me"},
-        "ownerless_holders": {"own_name": "^w"},
+        "survey_held": {"own_name": "^w"},
         "silent_holders": {"slack": 2.0, "own_name": "^w", "lease": 30.0, "foreign_age": 600.0},
         "archive_finished": {"ids": ids, "shortest": 1.0},
         "depths": {"most": 500, "kinds": 500},

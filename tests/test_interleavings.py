@@ -65,8 +65,12 @@ def claim(_: list[Any]) -> Statement[Any]:
     return claim_of(Holder(W2, "redrive"), [("k", 5, "")], 9, 9)
 
 
-def reap(orphaned: list[Any]) -> Statement[Any]:
-    who = {"own_name": OWN_NAME, "judge": W2, "orphaned": [row.name for row in orphaned]}
+def reap(seen: list[Any]) -> Statement[Any]:
+    return reap_of(seen[0].ownerless)
+
+
+def reap_of(orphaned: list[str]) -> Statement[Any]:
+    who = {"own_name": OWN_NAME, "judge": W2, "orphaned": orphaned}
     return named("reap_jobs", "redrive", **who, lease=LEASE, foreign_age=FOREIGN, max_crashes=3)
 
 
@@ -108,7 +112,7 @@ OPERATIONS: dict[str, tuple[Step, ...]] = {
     "retry": (finish(Retried(FAILURE, 0.0)),),
     "die": (finish(Died(FAILURE)),),
     "hand back strays": (lambda _: named("hand_back_strays", "redrive", worker=W1, known=[]),),
-    "reap": (lambda _: named("ownerless_holders", "redrive", own_name=OWN_NAME), reap),
+    "reap": (lambda _: named("survey_held", "redrive", own_name=OWN_NAME), reap),
     "bury": (lambda _: named("bury_hopeless", "redrive"),),
     "cancel": (cancel(1),),
     "requeue": (lambda _: ended.requeue_preview("redrive", ended.Ended()), requeue),
@@ -272,7 +276,7 @@ BATCHES: dict[str, Step] = {
     "succeed": succeed(1, 2, 3),
     "retry": finish(Retried(FAILURE, 0.0), ids=(1, 2, 3)),  # the writer sorts them
     "cancel": cancel(3, 1, 2),
-    "reap": reap,
+    "reap": lambda _: reap_of([]),
     "strays": lambda _: named("hand_back_strays", "redrive", worker=W1, known=[]),
 }
 

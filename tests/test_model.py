@@ -380,8 +380,10 @@ class JobsTable(RuleBasedStateMachine):
         self.model.workers.pop(worker, None)
 
     def bury(self, _worker: str) -> None:
+        _, [seen] = self.ask("survey_held", own_name=OWN_NAME)
         now, rows = self.ask("bury_hopeless")
         assert sorted(row.id for row in rows) == sorted(self.model.bury(now))
+        assert seen.hopeless == bool(rows)
 
     def _prune_history(self, _worker: str) -> None:
         now, _ = self.ask("prune_failures", window=1000, failures=float(90 * DAY))
@@ -398,13 +400,14 @@ class JobsTable(RuleBasedStateMachine):
             self.time_passes(silence)
         if alive:
             self.beat(judge)
-        _, rows = self.ask("ownerless_holders", own_name=OWN_NAME)
-        assert {row.name for row in rows} == self.model.ownerless()
-        orphaned = {row.name for row in rows} if certain else set()
+        _, [seen] = self.ask("survey_held", own_name=OWN_NAME)
+        assert set(seen.ownerless) == self.model.ownerless()
+        orphaned = set(seen.ownerless) if certain else set()
         params = {"orphaned": sorted(orphaned), "lease": float(LEASE), "foreign_age": float(FOREIGN_AGE)}
         now, reaped = self.ask("reap_jobs", own_name=OWN_NAME, judge=judge, max_crashes=MAX_CRASHES, **params)
         expected = self.model.reap(now, judge, orphaned, LEASE * SECOND, FOREIGN_AGE * SECOND)
         assert {row.id: row.status for row in reaped} == expected
+        assert seen.held or not reaped  # else the reaper would not have asked
         self.given_back.update(list(expected))
 
     @rule(archive=st.booleans(), meanwhile=st.booleans())

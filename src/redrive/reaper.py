@@ -67,7 +67,8 @@ class Reaper(Service):
         self._silent = self._silent or now >= self._heartbeat.next_silent
         self._heartbeat.next_silent = float("inf")  # until the next beat knows better
         self._sweep_at = now + min(SWEEP_EVERY, 2 * self._settings.lease)
-        if await self._reap(await self._orphaned(now)) >= BATCH:
+        [seen] = await self._ask("survey_held", own_name=OWN_NAME)
+        if await self._reap(seen, self._orphaned(seen.ownerless, now)) >= BATCH:
             self._sweep_at = now
         elif self._ownerless:
             self._sweep_at = min(self._sweep_at, now + self._settings.lease)
@@ -83,28 +84,17 @@ class Reaper(Service):
         since = self._heartbeat.evidence_since
         return bool(since) and time.monotonic() - since >= self._settings.lease
 
-    async def _orphaned(self, now: float) -> list[str]:
+    def _orphaned(self, ownerless: list[str], now: float) -> list[str]:
         """Holders of jobs that have had no row in workers for a lease: a living one would have brought its row back."""
-        rows = await self._ask("ownerless_holders", own_name=OWN_NAME)
         since = self._heartbeat.evidence_since
-        self._ownerless = {row.name: max(since, self._ownerless.get(row.name, now)) for row in rows}
+        self._ownerless = {name: max(since, self._ownerless.get(name, now)) for name in ownerless}
         return [name for name, seen in self._ownerless.items() if now - seen >= self._settings.lease]
 
-    async def _reap(self, orphaned: list[str]) -> int:
-        settings = self._settings
-        reaped = await self._ask(
-            "reap_jobs",
-            given=self._may_judge,
-            own_name=OWN_NAME,
-            judge=self.database.worker,
-            orphaned=orphaned,
-            lease=settings.lease,
-            foreign_age=settings.foreign_lease,
-            max_crashes=settings.max_crashes,
-        )
+    async def _reap(self, seen: Any, orphaned: list[str]) -> int:
+        reaped = await self._take_back(orphaned) if seen.held else []
         for row in reaped:
             self._tell(row)
-        buried = await self._ask("bury_hopeless")
+        buried = await self._ask("bury_hopeless") if seen.hopeless else []
         for row in buried:
             self._tell(row)
         if reaped:
@@ -116,6 +106,19 @@ class Reaper(Service):
         if reaped or ended:
             self.on_reaped()
         return max(len(reaped), len(buried))
+
+    async def _take_back(self, orphaned: list[str]) -> list[Any]:
+        settings = self._settings
+        return await self._ask(
+            "reap_jobs",
+            given=self._may_judge,
+            own_name=OWN_NAME,
+            judge=self.database.worker,
+            orphaned=orphaned,
+            lease=settings.lease,
+            foreign_age=settings.foreign_lease,
+            max_crashes=settings.max_crashes,
+        )
 
     async def _ask(self, name: str, given: Callable[[], bool] | None = None, **params: Any) -> list[Any]:
         """Say a statement on the heartbeat's connection, for no longer than the next beat can wait.

@@ -727,9 +727,10 @@ SELECT pg_backend_pid() AS pid
 
 ------------------------------------------------------------------------------------------------ upkeep, on every worker
 
--- name: ownerless_holders
--- Who holds running jobs by a name of ours and has no row in workers: its row was deleted, and it may be alive and about
--- to bring it back.
+-- name: survey_held
+-- What the reaper has to do: whether any job is held, whether any that waits can't run any more (bury_hopeless), and who
+-- holds running jobs by a name of ours and has no row in workers: its row was deleted, and it may be alive and about to
+-- bring it back.
 WITH RECURSIVE holders AS (
     (SELECT locked_by FROM {jobs} WHERE status = 'running' AND locked_by IS NOT NULL ORDER BY locked_by LIMIT 1)
     UNION ALL
@@ -737,8 +738,14 @@ WITH RECURSIVE holders AS (
             ORDER BY j.locked_by LIMIT 1)
     FROM holders h WHERE h.locked_by IS NOT NULL
 )
-SELECT h.locked_by AS name FROM holders h
-WHERE h.locked_by ~ %(own_name)s AND NOT EXISTS (SELECT FROM {workers} w WHERE w.name = h.locked_by)
+SELECT ARRAY(
+           SELECT h.locked_by FROM holders h
+           WHERE h.locked_by ~ %(own_name)s AND NOT EXISTS (SELECT FROM {workers} w WHERE w.name = h.locked_by)
+       ) AS ownerless,
+       EXISTS (SELECT FROM {jobs} WHERE status = 'running') AS held,
+       EXISTS (SELECT FROM {jobs}
+               WHERE expires_at IS NOT NULL AND expires_at <= {clock}() AND status || '' = 'pending')
+       OR EXISTS (SELECT FROM {jobs} WHERE attempts >= max_attempts AND status || '' = 'pending') AS hopeless
 
 -- name: reap_jobs
 -- Take back the jobs of workers that are gone. One statement, safe on every worker at once: the row of a silent worker
