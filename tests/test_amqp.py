@@ -404,7 +404,7 @@ class TestTakingTurns:
         queue.enqueue("mail")
         with Inside(queue.relay(), queue.worker(broker=vhost)) as inside:
             wait_for(lambda: states(conn) == {"running": 1}, 30)
-            wait_for(lambda: not inside.workers[1].consumer._unacknowledged)
+            wait_for(lambda: not inside.workers[1].consumer.receipts._open)
             assert conn.execute("select locked_by from redrive.jobs").fetchone()[0] == inside.workers[1].name
             go.set()
             wait_for(lambda: states(conn) == {"succeeded": 1}, 30)

@@ -31,15 +31,27 @@ def test_limits_are_said_in_units_that_people_use(db):
     assert redrive(db, "limit", "mail", "--none").stdout.strip() == "mail: no limits"
 
 
+def way(said):
+    return ["amqp"] if said == ["route"] else []
+
+
+def test_a_kind_that_is_paused_and_goes_over_the_broker_shows_both(db):
+    redrive(db, "route", "mail", "amqp")
+    assert redrive(db, "kinds").stdout.splitlines()[1].split()[:2] == ["mail", "broker"]
+    redrive(db, "pause", "mail")
+    assert redrive(db, "kinds").stdout.splitlines()[1].split()[:3] == ["mail", "paused,", "broker"]
+
+
 def test_a_kind_that_nobody_knows_is_told_since_its_pause_would_hold_nothing(db, conn):
     insert(conn, "send_email")
     assert redrive(db, "pause", "export").stderr == "", "without a worker nobody can tell"
+    assert "did you mean 'send_email'?" in redrive(db, "route", "send_emial", "amqp").stderr
     beat(conn)
-    for said in (["pause"], ["limit", "--running", "1"], ["breakers", "open"]):
-        told = redrive(db, *said, "send_emial").stderr
-        assert "no live worker knows 'send_emial'" in told
+    for said in (["pause"], ["limit", "--running", "1"], ["breakers", "open"], ["route"]):
+        told = redrive(db, *said, "send_emial", *way(said)).stderr
+        assert "no live worker knows 'send_emial', and no such job waits (did you mean 'send_email'?)" in told
         assert told.rstrip().endswith("known are: mail, send_email")
-        assert redrive(db, *said, "send_email").stderr == ""
+        assert redrive(db, *said, "send_email", *way(said)).stderr == ""
     assert redrive(db, "pause", "--all").stderr == ""
 
 

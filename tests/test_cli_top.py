@@ -69,6 +69,17 @@ def test_what_grows_never_drains_and_a_count_at_its_bound_is_marked(db, conn, mo
     assert "never" in shown
 
 
+def test_of_a_kind_over_the_broker_it_is_not_told_when_the_table_drains(db, conn):
+    insert(conn, "mail", 3)
+    redrive(db, "route", "mail", "amqp")
+    redrive(db, "pause", "mail")
+    shown = redrive(db, "top", "--once").stdout
+    assert "mail (paused, over the broker)" in shown
+    assert "never" not in shown
+    [mail] = answer(db, "top")["kinds"]
+    assert (mail["routed"], mail["drains_in"], mail["there"]) == (True, None, None)
+
+
 def test_an_empty_installation_is_no_error(db):
     done = redrive(db, "top", "--once")
     assert done.stdout.startswith("workers: 0 alive")

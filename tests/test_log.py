@@ -51,6 +51,11 @@ def sample(kind):
     return kind(**{field.name: SAMPLES[field.type] for field in dataclasses.fields(kind)})
 
 
+def test_a_relay_is_told_of_as_one(records):
+    emit(WorkerStarted(worker="w", kinds=(), concurrency=10))
+    assert [each.getMessage() for each in records] == ["relay w started"]
+
+
 @pytest.mark.parametrize("kind", EVENT_TYPES)
 def test_every_event_has_a_record_with_a_constant_message_and_its_data_in_extra(kind, records):
     event = sample(kind)

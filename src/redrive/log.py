@@ -133,6 +133,8 @@ def detach() -> None:
 def write(event: events.Event) -> None:
     """Write one event as a log record."""
     level, message, names = _RECORDS[type(event)]
+    if isinstance(event, events.WorkerStarted) and not event.kinds:
+        message, names = "relay %s started", ("worker",)  # it runs no handler
     if isinstance(event, events.ConnectionLost):
         # once per change: while it stays lost, every further try is the same news
         level = logging.DEBUG if event.worker in _lost else level

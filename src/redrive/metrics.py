@@ -168,6 +168,9 @@ class OfBroker:
             messages.add_metric([each.kind, "unacknowledged"], each.unacknowledged)
             consumers.add_metric([each.kind], each.consumers)
         yield from (messages, consumers)
+        yield core.GaugeMetricFamily(
+            "redrive_broker_strays", "Messages there that were no jobs, and wait for people.", value=now.strays
+        )
         troubles = len(now.troubles) + sum(bool(each.trouble) for each in now.kinds)
         yield core.GaugeMetricFamily("redrive_broker_troubles", "Alarms, and nodes that are away.", value=troubles)
 

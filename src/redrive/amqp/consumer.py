@@ -16,10 +16,13 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
+from redrive.amqp.acknowledgements import Acknowledgements
 from redrive.amqp.intake import LOOK_EVERY, Intake
 from redrive.amqp.link import PAUSES, Link
 from redrive.amqp.names import band
 from redrive.amqp.parcel import Parcel, opened
+from redrive.amqp.quarantine import Stray
+from redrive.amqp.rights import Withheld
 from redrive.connections import is_outage
 from redrive.errors import NoBroker
 from redrive.events import JobSucceeded, emit, heard
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from redrive.amqp.home import Home
+    from redrive.amqp.quarantine import Quarantine
     from redrive.job import ClaimedJob, Holder
     from redrive.slots import Slots
 
@@ -57,10 +61,20 @@ class Consumer(Service):
     name = "broker"
 
     def __init__(
-        self, database: Database, link: Link, slots: Slots, home: Home, *, holder: Holder, kinds: Sequence[str]
+        self,
+        database: Database,
+        link: Link,
+        slots: Slots,
+        home: Home,
+        strays: Quarantine,
+        *,
+        holder: Holder,
+        kinds: Sequence[str],
     ) -> None:
         super().__init__(database)
         self.link = link
+        self.strays = strays
+        strays.on_moved = self._strays_moved
         self._slots = slots
         self._home = home
         self._holder = holder
@@ -71,8 +85,7 @@ class Consumer(Service):
         self._ended: deque[Parcel] = deque()
         self._succeeded: deque[Finished] = deque()
         self._held: dict[int, Parcel] = {}
-        self._unacknowledged: dict[int, int] = {}
-        """Deliveries of this channel, in their order, and the jobs that they brought."""
+        self.receipts = Acknowledgements(link)
         self._lately: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._intake = Intake(link, slots, kinds)
         self._ask_at = self._look_at = 0.0
@@ -83,13 +96,7 @@ class Consumer(Service):
         self._doubtful: list[Finished] = []
         """Successes whose acknowledgement the broker may not have seen."""
         self._settle_at = 0.0
-        self._last_tag = 0
-        self._missed: list[int] = []
-        """Deliveries of this channel that did not arrive here."""
-        self._again: list[int] = []
-        """Deliveries of this channel that brought what had come before."""
         self._fed = self._misses = 0
-        self._channel = 0
         self._closing = False
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._woken = False
@@ -113,6 +120,11 @@ class Consumer(Service):
         self._ended.extend(parcels)
         self._call()
 
+    def _strays_moved(self, tags: list[tuple[int, int]]) -> None:
+        for tag in tags:
+            self.receipts.done(tag)
+        self._call()
+
     @property
     def holds_rows(self) -> bool:
         """Whether a job has come home and has not ended."""
@@ -120,26 +132,18 @@ class Consumer(Service):
 
     async def _acknowledge(self) -> None:
         self._doubtful += [self._succeeded.popleft() for _ in range(len(self._succeeded))]
-        done, self._again = self._again, []
-        for tag in done:
-            self._unacknowledged.pop(tag, None)
         while self._ended:
             job = self._ended.popleft()
             if self._held.get(job.id) is job:
                 del self._held[job.id]
             if not job.lost:  # else it is not known that anything was written: if it comes again, it is run again
                 self._lately[job.id, job.claim] = None
-            if job.tag is not None and job.tag[0] == self._channel:
-                done.append(job.tag[1])
-                self._unacknowledged.pop(job.tag[1], None)
+            if self.receipts.done(job.tag):
                 self._asked[band(job.priority)] = time.monotonic()
             job.tag = None
         while len(self._lately) > REMEMBERED:
             self._lately.popitem(last=False)
-        await self._let_go(done)
-        while self._missed:
-            await self.link.give_back(self._missed[-1])
-            self._unacknowledged.pop(self._missed.pop(), None)
+        await self.receipts.send()
 
     async def settle(self) -> None:
         """Acknowledge what has ended, and count the successes of which the broker knows.
@@ -159,50 +163,29 @@ class Consumer(Service):
         for one in batch if heard(JobSucceeded) else ():
             emit(event(one, "succeeded"))
 
-    async def _let_go(self, tags: list[int]) -> None:
-        first = next(iter(self._unacknowledged), None)
-        together = [tag for tag in tags if first is None or tag < first]
-        if together:
-            await self.link.acknowledge(max(together), also_before=True)
-        for tag in tags:
-            if first is not None and tag > first:
-                await self.link.acknowledge(tag)
-
     # -- what comes
 
-    async def _took(self, channel: int, message: Any) -> None:
-        if channel != self._channel:
+    async def _took(self, channel: int, kind: str, message: Any) -> None:
+        here = (channel, message.delivery.delivery_tag)
+        if not self.receipts.came(here):
             return  # delivered on a connection that was lost meanwhile: it comes again
-        tag, properties = message.delivery.delivery_tag, message.header.properties
-        for missed in range(self._last_tag + 1, tag):  # delivered to nobody: never to be acknowledged with others
-            self._unacknowledged[missed] = 0
-            self._missed.append(missed)
-        self._last_tag = tag
-        here = (channel, tag)
-        self._unacknowledged[tag] = 0
+        properties = message.header.properties
         try:
             headers = properties.headers or {}
             parcel = opened(self._holder, int(properties.message_id), properties.message_type, message.body, headers)
             self._holder_knows(parcel)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            _log.error(
-                "message %s in %s is no job of redrive's, and stays there: %s",
-                properties.message_id,
-                message.delivery.routing_key,
-                f"it has no header {error}" if isinstance(error, KeyError) else error,
-            )
-            self._unacknowledged[tag] = 0  # acknowledgements go round it
+            why = f"it has no header {error}" if isinstance(error, KeyError) else str(error)
+            self.strays.put(Stray(here, kind, message, why))
             return
         if "breakers" in headers:
             self.on_breakers(str(headers["breakers"]), time.monotonic())
         self._asked[band(parcel.priority)] = 0.0
         parcel.tag = here
-        self._unacknowledged[tag] = parcel.id
         if (parcel.id, parcel.claim) in self._lately:
             self._ended.append(parcel)
         elif (mine := self._held.get(parcel.id)) is not None and mine.claim == parcel.claim:
-            if mine.tag is not None and mine.tag[0] == self._channel:  # the relay has sent it again
-                self._again.append(mine.tag[1])
+            self.receipts.done(mine.tag)  # the relay has sent it again
             mine.tag = here  # of a connection that was lost: what runs here goes on, and this is its message now
         elif parcel.suspect or message.delivery.redelivered or headers.get("x-delivery-count"):
             self._held[parcel.id] = parcel
@@ -223,6 +206,9 @@ class Consumer(Service):
         self._woken = False
         try:
             await self._attend()
+        except Withheld:  # of one kind, and told of
+            self._lose()
+            return 0.0
         except NoBroker as error:
             self._lose()
             if str(error) != self.trouble:
@@ -230,9 +216,10 @@ class Consumer(Service):
             self.trouble = str(error)
             self._misses += 1
             return PAUSES[min(self._misses, len(PAUSES)) - 1]
-        if self.trouble:
+        if self._misses:
             _log.info("the broker at %s answers again", self.link.where)
-            self.trouble, self._misses = "", 0
+            self._misses = 0
+        self.trouble = self.link.denied.told
         await self._with_postgres(self._judge_suspects)
         await self._with_postgres(self._bring_home)
         more = self._feed()
@@ -244,12 +231,8 @@ class Consumer(Service):
         if not self.link.ready:
             self._lose()
             await self.link.open()
-            self._channel = self.link.number
+            self.receipts.begin()
             self._intake.lost()
-            self._last_tag = 0
-            self._missed.clear()
-            self._unacknowledged.clear()
-            self._again.clear()
             _log.info("jobs come from the broker at %s", self.link.where)
         await self._acknowledge()
         if time.monotonic() >= self._settle_at:
@@ -270,7 +253,7 @@ class Consumer(Service):
             self._held.pop(job.id, None)
             if getattr(job, "home", False):
                 self._home.hand_back([job])
-        self._unacknowledged.clear()
+        self.receipts.lose()
         for one in [*self._doubtful, *self._succeeded]:
             self._home.put(one)
         self._doubtful.clear()
@@ -334,11 +317,8 @@ class Consumer(Service):
 
     async def _release(self, parcel: Parcel) -> None:
         """Let the message of a job go that is at home, and runs on."""
-        if parcel.tag is not None and parcel.tag[0] == self._channel:
-            self._unacknowledged.pop(parcel.tag[1], None)
-            tag, parcel.tag = parcel.tag[1], None
-            with contextlib.suppress(NoBroker):  # found settled when it is delivered again
-                await self._let_go([tag])
+        tag, parcel.tag = parcel.tag, None
+        await self.receipts.release(tag)
 
     def _feed(self) -> bool:
         """Hand on what there is room for; gives whether to come again at once."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redrive.pace import PREFETCH_MOST
+from redrive.sql import TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -32,7 +33,7 @@ class Intake:
         """Whether deliveries are stopped, since no slot has been free for a while."""
         self._link = link
         self._slots = slots
-        self._kinds = kinds
+        self._kinds = [kind for kind in kinds if kind != TOPICS]  # that one is an exchange, for others
         self._prefetch: dict[str, tuple[int, list[tuple[str, str]]]] = {}
         self._look_at = 0.0
         self._full_since = float("inf")
@@ -49,8 +50,8 @@ class Intake:
         self._prefetch, self.full, self._look_at = {}, False, 0.0
         self._full_since = float("inf")
 
-    async def adjust(self, took: Callable[[int, Any], Coroutine[Any, Any, None]]) -> None:
-        """Have as much delivered as is wanted now; each delivery is *took*, with the number of its channel.
+    async def adjust(self, took: Callable[[int, str, Any], Coroutine[Any, Any, None]]) -> None:
+        """Have as much delivered as is wanted now; each delivery is *took*, with its channel's number and its kind.
 
         Raises:
             NoBroker: when the connection is lost.
@@ -68,10 +69,10 @@ class Intake:
             await self.stop()
         if not self.full and now >= self._look_at:
             self._look_at = now + LOOK_EVERY
-            withheld = await self._link.withheld(self._kinds)
+            withheld = await self._link.withheld(self._kinds, to_read=True)
             for kind in self._kinds:
                 if kind not in withheld:
-                    await self._adjust(kind, partial(took, self._link.number))
+                    await self._adjust(kind, partial(took, self._link.number, kind))
 
     async def close(self) -> None:
         """Have nothing more delivered, for good, also if a turn that sets up consumers is under way.

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from redrive.amqp.names import exchange_name, queue_name, queue_names
+from redrive.amqp.names import exchange_name, queue_name, queue_names, strays_name
 from redrive.errors import InvalidOption, NoBroker
 from redrive.masking import mask_text
 from redrive.sql import TOPICS
@@ -23,15 +21,21 @@ try:
     import aio_pika
     import aiormq
     from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AMQPError, DeliveryError
-    from aiormq.exceptions import AMQPChannelError, InvalidFrameError
+    from aiormq.exceptions import (
+        AMQPChannelError,
+        ChannelAccessRefused,
+        ChannelPreconditionFailed,
+        InvalidFrameError,
+    )
     from pamqp.commands import Basic
 except ModuleNotFoundError as error:
     raise InvalidOption(f"a broker needs {error.name}: pip install 'redrive[amqp]'") from None
 
 from redrive.amqp.publishing import Letter, publish
+from redrive.amqp.rights import REMEDY, Denied, Forbidden, Missing, Withheld, refusal, said
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 
     from redrive.amqp.parcel import Parcel
 
@@ -39,8 +43,7 @@ CONNECT_TIMEOUT = 10.0
 CONFIRM_TIMEOUT = 25.0
 """Seconds in which a batch must be confirmed: where the broker has no memory or disk left, it says nothing at all."""
 ANSWER_TIMEOUT = 15.0
-ASK_AGAIN = 30.0
-"""Seconds until a queue is asked for again that could not be had."""
+UNCONFIRMED = "no confirmation from the broker"
 HEARTBEAT = 20
 """Seconds of silence after which either side takes the other for gone, at most three times that."""
 ENDED_MOST = 1000
@@ -52,12 +55,6 @@ was delivered before is run with nothing beside it, and counted in the table whe
 deliveries would be that of all that waited beside it as well."""
 ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERIES}
 _BROKEN = (*CONNECTION_EXCEPTIONS, AMQPError, OSError, asyncio.TimeoutError, asyncio.InvalidStateError)
-
-_log = logging.getLogger("redrive")
-
-
-class Withheld(NoBroker):
-    """The broker is there, and the queues of one kind can't be had."""
 
 
 def checked(url: str) -> str:
@@ -107,8 +104,8 @@ class Link:
         self._channel: aiormq.Channel | None = None
         self._whole: aio_pika.abc.AbstractChannel | None = None
         self._declared: set[str] = set()
-        self._withheld: dict[str, tuple[float, str]] = {}
-        """Kinds whose queues can't be had: when to ask again, and why."""
+        self.denied = Denied()
+        """Kinds whose queues can't be had."""
         self._prefetch = 1
         self.on_cancel: Callable[[str], object] = lambda _tag: None
         """Told of a consumer that the broker has ended, as when somebody deletes the queue."""
@@ -175,36 +172,64 @@ class Link:
         """
         if kind == TOPICS:
             name = exchange_name(self.schema)
-            if name not in self._declared:
-                async with self._aside(f"the exchange {name} can't be had") as channel:
-                    await channel.exchange_declare(name, exchange_type="topic", durable=True)
-                self._declared.add(name)
+            await self._made(
+                f"the exchange {name}",
+                name,
+                lambda channel, **how: channel.exchange_declare(name, exchange_type="topic", durable=True, **how),
+            )
             return
         for name in queue_names(self.schema, kind):
-            if name not in self._declared:
-                async with self._aside(f"the queue {name} can't be had") as channel:
-                    await channel.queue_declare(name, durable=True, arguments=ARGUMENTS)
-                self._declared.add(name)
+            await self._made_queue(name)
 
-    async def withheld(self, kinds: Sequence[str]) -> set[str]:
+    async def _made_queue(self, name: str) -> None:
+        await self._made(
+            f"the queue {name}",
+            name,
+            lambda channel, **how: channel.queue_declare(name, durable=True, arguments=ARGUMENTS, **how),
+        )
+
+    async def _made(self, what: str, name: str, make: Callable[..., Awaitable[Any]]) -> None:
+        if name in self._declared:
+            return
+        try:
+            async with self._aside(f"{what} can't be had") as channel:
+                await make(channel)
+        except Forbidden:  # to make it; it may be there
+            try:
+                async with self._aside(f"{what} can't be had") as channel:
+                    await make(channel, passive=True)
+            except Missing:
+                raise Forbidden(f"{what} is not there, and this user may not make it{REMEDY}") from None
+        self._declared.add(name)
+
+    async def withheld(self, kinds: Sequence[str], *, to_read: bool = False) -> set[str]:
         """Make the queues of *kinds*, and find those whose queues can't be had: they hold up no other.
 
         Raises:
             NoBroker: when the connection is lost.
         """
         for kind in kinds:
-            again, why = self._withheld.get(kind, (0.0, ""))
-            if time.monotonic() < again:
+            if self.denied.waits(kind):
                 continue
             try:
                 await self.declare(kind)
+                if to_read and self.denied.doubts(kind):
+                    await self._ask_to_read(kind)
             except Withheld as error:
-                if str(error) != why:
-                    _log.warning("jobs of %s wait: %s", kind, error)
-                self._withheld[kind] = time.monotonic() + ASK_AGAIN, str(error)
+                self.denied.add(kind, error)
             else:
-                self._withheld.pop(kind, None)
-        return self._withheld.keys() & set(kinds)
+                self.denied.allow(kind, proven=not to_read and kind != TOPICS)
+        return self.denied.kinds & set(kinds)
+
+    async def _ask_to_read(self, kind: str) -> None:
+        """Ask whether this user may read, by what is no proper wish: the broker looks at the rights first.
+
+        A true consumer would have a message or two delivered to it, which then come again as a killer's do.
+        """
+        for name in queue_names(self.schema, kind):
+            async with self._aside(f"the queue {name} can't be read") as channel:
+                with contextlib.suppress(ChannelPreconditionFailed):
+                    await channel.basic_consume(name, _nothing, arguments={"x-priority": "none"})
 
     @contextlib.asynccontextmanager
     async def _aside(self, what: str) -> AsyncIterator[aiormq.Channel]:
@@ -217,8 +242,9 @@ class Link:
                 try:
                     yield channel
                 except AMQPChannelError as error:
-                    raise Withheld(f"{what}: {_said(error)}") from error
-                await whole.close()
+                    raise refusal(what, error) from error
+                if not channel.is_closed:
+                    await whole.close()
 
     async def publish(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """Send messages and wait until the broker has them for good; gives those that it has refused.
@@ -228,10 +254,24 @@ class Link:
         """
         for kind in {each.kind for each in parcels}:
             await self.declare(kind)
-        channel = self._there()
-        with self._told("no confirmation from the broker"):
+        public = [each for each in parcels if each.kind == TOPICS]
+        others = [each for each in parcels if each.kind != TOPICS] if public else parcels
+        refused = self._refused(others, await self._confirmed(self._there(), others)) if others else []
+        return refused + await self._publish_topics(public) if public else refused
+
+    async def _confirmed(self, channel: aiormq.Channel, parcels: Sequence[Parcel]) -> list[Any]:
+        with self._told(UNCONFIRMED):
             async with asyncio.timeout(CONFIRM_TIMEOUT):
-                answers = await publish(channel, [self._letter(each) for each in parcels])
+                return await publish(channel, [self._letter(each) for each in parcels])
+
+    async def _publish_topics(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        """Send to the exchange, by a channel of its own: the right to write there is one of its own."""
+        async with self._aside(UNCONFIRMED) as channel:
+            answers = await self._confirmed(channel, parcels)
+        if forbidden := next((each for each in answers if isinstance(each, ChannelAccessRefused)), None):
+            self.denied.add(TOPICS, refusal(f"nothing can be sent to {exchange_name(self.schema)}", forbidden))
+            return list(parcels)
+        self.denied.allow(TOPICS, proven=True)
         return self._refused(parcels, answers)
 
     def _refused(self, parcels: Sequence[Parcel], answers: Sequence[Any]) -> list[Parcel]:
@@ -239,10 +279,35 @@ class Link:
         for each, answer in zip(parcels, answers, strict=True):
             if isinstance(answer, DeliveryError | Basic.Nack | Basic.Return):
                 refused.append(each)
+            elif isinstance(answer, ChannelAccessRefused):
+                self.renew()
+                raise NoBroker(f"nothing can be sent: {said(answer)}{REMEDY}") from answer
             elif isinstance(answer, BaseException):
-                with self._told("no confirmation from the broker"):
+                with self._told(UNCONFIRMED):
                     raise answer
         return refused
+
+    async def set_aside(self, properties: Basic.Properties, body: bytes) -> bool:
+        """Send a message to the queue of strays, and wait until the broker has it for good; False if it refuses.
+
+        Raises:
+            Withheld: when there can be no such queue.
+            NoBroker: when it is not known what has become of it.
+        """
+        name = strays_name(self.schema)
+        await self._made_queue(name)
+        channel = self._there()
+        with self._told(UNCONFIRMED):
+            try:
+                async with asyncio.timeout(CONFIRM_TIMEOUT):
+                    answer = await channel.basic_publish(body, routing_key=name, mandatory=True, properties=properties)
+            except DeliveryError:
+                self.renew()  # the queue may be gone
+                return False
+            except ChannelAccessRefused as error:
+                self.renew()
+                raise refusal(f"nothing can be sent to {name}", error) from error
+        return isinstance(answer, Basic.Ack)
 
     def _letter(self, parcel: Parcel) -> Letter:
         topic = (parcel.topic or "") if parcel.kind == TOPICS else None
@@ -270,8 +335,15 @@ class Link:
             await channel.basic_qos(prefetch_count=prefetch)
             self._prefetch = prefetch
             for name in queue_names(self.schema, kind):
-                answer = await channel.basic_consume(name, took)
+                try:
+                    answer = await channel.basic_consume(name, took)
+                except ChannelAccessRefused as error:  # which costs this channel: the next is asked for aside
+                    self.renew()
+                    denied = refusal(f"the queue {name} can't be read", error)
+                    self.denied.add(kind, denied)
+                    raise denied from error
                 tags.append((name, str(answer.consumer_tag)))
+        self.denied.allow(kind, proven=True)
         return tags
 
     async def cancel(self, tags: Sequence[tuple[str, str]]) -> None:
@@ -317,9 +389,8 @@ class Link:
             raise
         except _BROKEN as error:
             self._channel = None
-            raise NoBroker(f"{what}: {_said(error)}") from error
+            raise NoBroker(f"{what}: {said(error)}") from error
 
 
-def _said(error: BaseException) -> str:
-    said = " ".join(str(error).split())
-    return type(error).__name__ + (f": {said}" if said else "")
+async def _nothing(_message: Any) -> None:
+    """Take what never comes."""

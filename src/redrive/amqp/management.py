@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from redrive.amqp.names import prefix, queue_names
+from redrive.amqp.names import prefix, queue_names, strays_name
 from redrive.sql import AMQP
 from redrive.words import jobs, one_line, span
 
@@ -41,6 +41,7 @@ LATE = 300.0
 """Seconds that the first message may wait."""
 AWAY, LOOKED_AT = "redrive worker app.jobs:queue --broker URL", "see the broker's own pages"
 UNSET = "broker_management_url is not set (REDRIVE_BROKER_MANAGEMENT_URL): what is at the broker is not known"
+EMPTIED = "look at them in the broker's own pages: their headers say why; move or purge them there"
 _REFUSED = {
     401: "it refuses this user: the tag `management` or `monitoring` is missing, or the password is wrong",
     403: "this user may not look there",
@@ -95,6 +96,20 @@ class Broker:
     """Why it is not known; empty where it is."""
     where: str = ""
     """The API's address, without user and password."""
+    strays: int = 0
+    """Messages that were no jobs, and wait for people."""
+    strays_in: str = ""
+    """The queue where they are."""
+
+    @property
+    def strays_in_words(self) -> str:
+        """Say how many there are and where; empty where there are none."""
+        if not self.strays:
+            return ""
+        many = (
+            f"{self.strays:,} messages that are no jobs wait" if self.strays > 1 else "1 message that is no job waits"
+        )
+        return f"{many} in the queue {self.strays_in} for somebody to look"
 
     @property
     def up(self) -> bool:
@@ -119,6 +134,8 @@ class Ailment:
 def ails(now: Broker) -> list[Ailment]:
     """Judge how it stands; what is not known is in :attr:`Broker.why`."""
     found = [Ailment("bad", trouble) for trouble in now.troubles]
+    if now.strays:
+        found.append(Ailment("bad", now.strays_in_words, remedy=EMPTIED))
     for each in now.kinds:
         waits = f"{jobs(each.ready)} of kind {each.kind} wait{'s' * (each.ready == 1)} at the broker"
         if each.ready and not each.consumers:
@@ -173,8 +190,12 @@ def _asked(api: _Api, schema: str, routed: Collection[str], known: Iterable[str]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
         said = one_line(str(error), 200) or type(error).__name__
         return Broker(why=f"{api.where} can't be asked: {said}", where=api.where)
+    strays_in = strays_name(schema)
+    theirs = [each for each in queues if each["name"] == strays_in]
     return Broker(
-        kinds=_by_kind(schema, queues, set(routed), set(known)),
+        kinds=_by_kind(schema, [each for each in queues if each not in theirs], set(routed), set(known)),
+        strays=sum((each.get("messages_ready") or 0) + (each.get("messages_unacknowledged") or 0) for each in theirs),
+        strays_in=strays_in,
         troubles=[trouble for node in nodes for trouble in _ails(node)],
         where=api.where,
     )

@@ -1,4 +1,4 @@
-"""What things at the broker are called: a queue for each kind and band of priorities, and the exchange of topics.
+"""What things at the broker are called: a queue for each kind and band, that of strays, the exchange of topics.
 
 Names alone, so that who only looks, or counts, needs no extra. Two kinds never share a queue.
 """
@@ -13,6 +13,7 @@ BANDS = (".high", "", ".low")
 """A queue each: priorities before the usual one, the usual, and those after it."""
 USUAL_PRIORITY = 5
 _HASH = 32
+_STRAYS = "strays"
 
 
 def queue_name(schema: str, kind: str, priority: int = USUAL_PRIORITY) -> str:
@@ -34,9 +35,19 @@ def base_name(schema: str, kind: str) -> str:
     """Name the queue of a kind's jobs of the usual priority; those of the bands begin with it."""
     name = f"{prefix(schema)}{kind}"
     # as it stands it could be the queue of another kind: of a band of `mail`, or of `a.b` in a schema with a dot
-    doubtful = kind.endswith((".high", ".low")) or "." in schema
+    doubtful = kind == _STRAYS or kind.endswith((".high", ".low")) or "." in schema
     if not doubtful and len(name.encode()) <= LONGEST_NAME:
         return name
+    return _marked(name, schema, kind)
+
+
+def strays_name(schema: str) -> str:
+    """Name the queue of messages that are no jobs."""
+    name = f"{prefix(schema)}{_STRAYS}"
+    return name if "." not in schema else _marked(name, schema, "")  # no kind has an empty name
+
+
+def _marked(name: str, schema: str, kind: str) -> str:
     mark = hashlib.sha256(f"{schema}\0{kind}".encode()).hexdigest()[:_HASH]
     return f"{name.encode()[: LONGEST_NAME - _HASH - 1].decode(errors='ignore')}.{mark}"
 

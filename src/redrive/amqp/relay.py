@@ -17,6 +17,7 @@ from psycopg.rows import scalar_row
 
 from redrive.amqp.link import PAUSES, Link, checked
 from redrive.amqp.parcel import Parcel, of_home
+from redrive.amqp.rights import Withheld
 from redrive.claims import Claims, lock_limits, taken
 from redrive.errors import NoBroker
 from redrive.lanes import Lanes
@@ -157,16 +158,20 @@ class Relay(Producer):
                 pause = await super().tick()
             else:
                 self.found, pause = False, self._poll
+        except Withheld:  # of one kind, and told of
+            self._kinds_at = 0.0
+            return 0.0
         except NoBroker as error:
-            self._kinds_at = 0.0  # it may be for the queues of one kind
+            self._kinds_at = 0.0
             if str(error) != self.trouble:
                 _log.warning("jobs wait in the table: %s", error)
             self.trouble = str(error)
             self.misses += 1
             return PAUSES[min(self.misses, len(PAUSES)) - 1]
-        if self.trouble:
+        if self.misses:
             _log.info("the broker at %s answers again", self.link.where)
-            self.trouble, self.misses = "", 0
+            self.misses = 0
+        self.trouble = self.link.denied.told
         return pause
 
     async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:

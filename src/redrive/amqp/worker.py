@@ -23,6 +23,7 @@ import psycopg
 from redrive.amqp.consumer import Consumer
 from redrive.amqp.home import Home, complete_from_afar
 from redrive.amqp.link import Link, checked
+from redrive.amqp.quarantine import Quarantine
 from redrive.claims import survey
 from redrive.connections import conninfo
 from redrive.errors import InvalidOption, NoDatabase
@@ -180,6 +181,7 @@ class BrokerWorker(Worker):
         finally:
             self.visits.end()
             await self.link.close()
+            await self.strays.close()
 
     def _build(self) -> None:
         settings = self.settings
@@ -199,7 +201,14 @@ class BrokerWorker(Worker):
         holder = Holder(
             self.name, settings.schema, self.writer.put_progress, complete_from_afar, self.handlers.follower
         )
-        self.consumer = Consumer(self.database, self.link, self.slots, self.home, holder=holder, kinds=self.kinds)
+        self.strays = Quarantine(
+            self.database,
+            Link(settings.broker_url, settings.schema, f"redrive strays {self.name}"),
+            lambda channel: channel == self.link.number and self.link.ready,
+        )
+        self.consumer = Consumer(
+            self.database, self.link, self.slots, self.home, self.strays, holder=holder, kinds=self.kinds
+        )
         self.guard.put = self.consumer.take
         self.writer.on_ended = self.guard.count
         self.heartbeat = self.visits = Visits(self.database, self._write, self)  # type: ignore[assignment] # all of it that is asked for
@@ -231,7 +240,7 @@ class BrokerWorker(Worker):
         return (self.consumer, self.writer, self.guard, self.visits, *self._others())
 
     def _others(self) -> tuple[Service, ...]:
-        return (self.recorder, self.scrape)
+        return (self.recorder, self.scrape, self.strays)
 
     async def _claim_no_more(self, turning: dict[Service, Turning]) -> None:  # noqa: ARG002 - as of every worker
         await self.consumer.close()  # and goes on to acknowledge what ends

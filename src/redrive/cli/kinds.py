@@ -170,7 +170,7 @@ def kinds(*, database_url: str | None, schema: str | None, as_json: bool) -> Non
     lines: list[list[str | Cell]] = [
         [
             "(all)" if row.kind == "*" else row.kind,
-            Cell("paused", "yellow") if row.paused else "broker" if row.route == AMQP else "",
+            Cell(", ".join(["paused"] * row.paused + ["broker"] * (row.route == AMQP)), "yellow" if row.paused else ""),
             str(row.running),
             _limits(row),
             _why(row, now.now) if row.paused else "",

@@ -46,15 +46,22 @@ def route(
     It holds at once, both ways. What waits in the table goes the new way; what is at the broker is run from there, so
     keep its workers until its queues are empty. redrive relay hands the jobs over, redrive worker --broker runs them.
     """
+    from redrive.amqp import management
+
     if kind is not None and route is None:
         raise click.UsageError("which way? Say amqp or postgres")
+    strays = ""
     with session(database_url, schema) as now:
         if kind is None or route is None:
             rows = [row for row in now.queue.kinds.list(connection=now.conn) if row.route != "postgres"]
+            if now.queue.settings.broker_management_url:
+                strays = management.seen(now.queue.settings, management.routed(rows)).strays_in_words
         else:
             rows = [now.queue.kinds.route(kind, route, by=by, reason=reason, connection=now.conn)]
             now.doubt(kind)
     _tell(rows, named=kind is not None, as_json=as_json)
+    if strays:
+        screen.note(screen.one_line(f"note: {strays}"))
 
 
 def _tell(rows: list[Kind], *, named: bool, as_json: bool) -> None:

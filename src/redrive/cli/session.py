@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,15 +54,25 @@ class Session:
         from redrive.cli import screen
         from redrive.kinds import ALL
 
-        known = {known for row in self.ask(store.workers(self.schema)) if row.alive for known in row.kinds}
-        if not known or kind in {ALL, *known}:  # without a live worker nobody can tell
+        workers = self.ask(store.workers(self.schema))
+        known = {known for row in workers if row.alive for known in row.kinds}
+        if kind in {ALL, *known}:
             return
+        alive = bool(known)
         known |= {row.kind for row in self.ask(stats.depths(self.schema, 1))}
-        if kind not in known:
+        if kind in known:
+            return
+        near = get_close_matches(kind, sorted(known | {known for row in workers for known in row.kinds}), 3, 0.7)
+        hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+        if alive:
             names = sorted(known)
             more = f" and {len(names) - 20} more" if names[20:] else ""
-            said = f"no live worker knows {kind!r}, and no such job waits; known are: {', '.join(names[:20])}{more}"
+            said = (
+                f"no live worker knows {kind!r}, and no such job waits{hint}; known are: {', '.join(names[:20])}{more}"
+            )
             screen.note(screen.one_line(f"note: {said}"))
+        elif near:  # else nobody can tell
+            screen.note(screen.one_line(f"note: no worker lives, and no job of kind {kind!r} waits{hint}"))
 
 
 @contextmanager

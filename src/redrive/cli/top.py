@@ -66,12 +66,17 @@ class Line:
     out_rate: float
     """Jobs that ended a second, by what workers counted within the last five minutes."""
     drains_in: float | None
-    """Seconds until nothing is due, if all goes on as it does; None where it doesn't get less."""
+    """Seconds until nothing is due, if all goes on as it does; of a kind over the broker until nothing waits there.
+    None where it doesn't get less, or is not known."""
     error_rate: float | None
     wait_p95: float | None
     run_p95: float | None
     held: str
-    """That it is paused, limited, or held by a breaker; empty else."""
+    """That it is paused, limited, held by a breaker, or goes over the broker, several with commas; empty else."""
+    routed: bool
+    """Whether its jobs go over the broker."""
+    there: int | None
+    """Jobs that wait at the broker for a worker; None where it is not known."""
     known: bool
     """Whether a living worker has a handler for it."""
 
@@ -102,7 +107,8 @@ def top(database_url: str | None, schema: str | None, *, interval: str, once: bo
 
     DUE, RUNNING, RETRY and DEAD are counted up to 10,000, and marked with a + there. IN/S is how many jobs came in of
     late, by the newest rows; OUT/S, ERRORS and the times are of the last five minutes, by what workers counted, which
-    is ten seconds old at the most. A job that is dead is in DEAD until somebody acts.
+    is ten seconds old at the most. Of a kind over the broker DRAINS IN is of what waits there. A job that is dead is in
+    DEAD until somebody acts.
     """
     from redrive.settings import seconds
 
@@ -151,7 +157,11 @@ def look(now: Session) -> View:
     for kind in sorted({*depths, *counted, *inflow}):
         depth, sums, into = depths.get(kind), counted.get(kind), inflow.get(kind, 0.0)
         out, due = (sums.rate if sums else 0.0), (depth.due if depth else 0)
-        row = held.get(kind) or held.get("*")
+        row, over = held.get(kind), kind in routed
+        there = broker.of(kind) if broker is not None and broker.up else None
+        drains = 0.0 if not due else due / (out - into) if out > into else None
+        if over:  # a relay empties the table: the rates of the jobs that end say nothing of that
+            drains = there.drains if there is not None else None
         lines.append(
             Line(
                 kind=kind,
@@ -164,11 +174,13 @@ def look(now: Session) -> View:
                 oldest_due=depth.oldest_due if depth else None,
                 in_rate=into,
                 out_rate=out,
-                drains_in=0.0 if not due else due / (out - into) if out > into else None,
+                drains_in=drains,
                 error_rate=sums.error_rate if sums else None,
                 wait_p95=sums.wait_p95 if sums else None,
                 run_p95=sums.run_p95 if sums else None,
-                held=_held(row, breakers, kind),
+                held=_held(row, held.get("*"), breakers, kind),
+                routed=over,
+                there=there.ready if there is not None else None,
                 known=kind in found.known,
             )
         )
@@ -176,16 +188,19 @@ def look(now: Session) -> View:
     return View(figures=found, lines=lines, complaints=complaints, broker=broker)
 
 
-def _held(row: Any, breakers: list[Any], kind: str) -> str:
+def _held(row: Any, every: Any, breakers: list[Any], kind: str) -> str:
     from redrive.sql import AMQP
 
-    if row is not None and row.paused:
-        return "paused"
-    if any(each.kind == kind and each.state == "open" for each in breakers):
-        return "breaker open"
+    said = []
+    if any(each is not None and each.paused for each in (row, every)):
+        said.append("paused")
+    elif any(each.kind == kind and each.state == "open" for each in breakers):
+        said.append("breaker open")
+    elif row is not None and row.limited:
+        said.append("limited")
     if row is not None and row.route == AMQP:
-        return "over the broker"
-    return "limited" if row is not None and row.limited else ""
+        said.append("over the broker")
+    return ", ".join(said)
 
 
 def _document(view: View) -> dict[str, Any]:
@@ -224,7 +239,12 @@ def _cells(line: Line) -> list[str | Cell]:
         return Cell(f"{screen.number(value)}{more}" if value else "", style)
 
     late = "bold red" if (line.oldest_due or 0.0) > 60 else ""  # noqa: PLR2004 - a minute
-    drains = "" if not line.due else "never" if line.drains_in is None else screen.span(line.drains_in)
+    drains = "" if line.drains_in is None else screen.span(line.drains_in)
+    if not line.routed:
+        bound = drains and line.most and line.due >= line.most
+        drains = "" if not line.due else f"{drains}{'+' if bound else ''}" or "never"
+    else:
+        drains = "" if not line.there else drains or "never"
     said = line.held or ("" if line.known or not line.due else "no worker knows it")
     return [
         Cell(line.kind + (f" ({said})" if said else ""), "yellow" if said else ""),
@@ -235,7 +255,8 @@ def _cells(line: Line) -> list[str | Cell]:
         count(line.dead, "bold red"),
         _rate(line.in_rate),
         _rate(line.out_rate),
-        drains + ("+" if drains and line.most and line.due >= line.most and drains != "never" else ""),
+        drains
+        + ("+" if drains and line.most and line.due >= line.most and drains != "never" and not line.routed else ""),
         "" if not line.error_rate else Cell(f"{line.error_rate:.1%}", "yellow"),
         "" if line.wait_p95 is None else screen.span(line.wait_p95),
         "" if line.run_p95 is None else screen.span(line.run_p95),
@@ -243,7 +264,8 @@ def _cells(line: Line) -> list[str | Cell]:
 
 
 def _at_broker(view: View) -> list[str]:
-    return [
+    strays = [view.broker.strays_in_words] if view.broker and view.broker.strays else []
+    return strays + [
         f"at the broker: {each.kind}: {screen.number(each.ready)} ready, {screen.number(each.unacknowledged)} "
         f"unacknowledged, {each.consumers} consumers, in/s {_rate(each.comes) or 0}, out/s {_rate(each.goes) or 0}"
         for each in (view.broker.kinds if view.broker else ())
