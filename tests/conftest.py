@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,10 @@ settings.register_profile("model", max_examples=10_000, deadline=None)
 
 collect_ignore = ["djangos"]
 """A process has one Django: test_django runs these in a process of their own, with a conftest of their own."""
+
+# A suite of processes: what one has compiled, the next need not compile again. A test's assertions are rewritten before
+# that, which makes it ten times as dear.
+sys.dont_write_bytecode = False
 
 GIVEN_URL = os.environ.get("DATABASE_URL")
 RUN = (os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex)[:12]
@@ -66,8 +71,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name == "DATABASE_URL" or name.startswith(("PG", "REDRIVE_")):
             monkeypatch.delenv(name)
-    # A suite of processes: what one has compiled, the next need not compile again.
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # as above, for the programs of the tests
 
 
 @pytest.fixture(scope="session")
@@ -84,9 +88,10 @@ def server() -> Iterator[DevServer | None]:
 
 
 @pytest.fixture(scope="session")
-def server_url(server: DevServer | None) -> str:
+def server_url(server: DevServer | None) -> Iterator[str]:
     """A superuser's URL of the run's server."""
-    return server.url if server else GIVEN_URL or ""
+    with support.kept(server.url if server else GIVEN_URL or "") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -102,14 +107,14 @@ def template(server_url: str) -> Iterator[str]:
 @pytest.fixture
 def db(server_url: str, template: str) -> Iterator[str]:
     """The DSN of a migrated database of the test's own."""
-    with support.database(server_url, template) as dsn:
+    with support.database(server_url, template, keep=True) as dsn:
         yield dsn
 
 
 @pytest.fixture
 def empty_db(server_url: str) -> Iterator[str]:
     """The DSN of an empty database of the test's own."""
-    with support.database(server_url) as dsn:
+    with support.database(server_url, keep=True) as dsn:
         yield dsn
 
 
