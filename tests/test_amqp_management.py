@@ -60,9 +60,13 @@ def test_what_is_at_a_broker_is_told_by_kind_its_bands_together(settings, vhost,
             channel = await connection.channel()
             await channel.set_qos(prefetch_count=1)
             await (await channel.get_queue(queue_name("redrive", "mail"))).consume(hold)
-            ask = lambda: seen(settings, ["mail", "empty"], ["left", "gone"], timeout=10)  # noqa: E731 - asked twice
-            full = lambda now: now.of("mail") and now.of("mail").messages == 5 and now.of("mail").consumers  # noqa: E731
-            return await asyncio.to_thread(wait_for, lambda: full(now := ask()) and now, 30)
+            return await asyncio.to_thread(wait_for, told, 30)
+
+    def told():
+        """What is there, once the broker has counted all of it: each queue for itself, and not at one instant."""
+        now = seen(settings, ["mail", "empty"], ["left", "gone"], timeout=10)
+        counted = {each.kind: (each.ready, each.unacknowledged, each.consumers) for each in now.kinds}
+        return now if counted == {"mail": (4, 1, 1), "empty": (0, 0, 0), "left": (1, 0, 0), "odd": (1, 0, 0)} else None
 
     now = asyncio.run(look())
     mail, empty, left, odd = (now.of(kind) for kind in ("mail", "empty", "left", "odd"))

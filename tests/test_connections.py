@@ -225,6 +225,30 @@ def test_a_statement_may_be_cancelled_without_asking_a_silent_server(db):
         using(proxy.dsn, work)
 
 
+def test_who_is_cancelled_at_the_instant_at_which_the_connection_is_there_leaves_none_behind(db, conn):
+    """It is known and can be closed; a session that nobody knows would stay until the garbage is collected."""
+    made = []
+
+    async def work(held):
+        connect = held._connect
+
+        async def and_then_cancel():
+            made.append(await connect())
+            asking.cancel()
+            return made[0]
+
+        held._connect = and_then_cancel
+        asking = asyncio.create_task(held.open())
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert held.connection is made[0]
+
+    using(db, work)
+    assert made[0].closed
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    wait_for(lambda: conn.execute(others).fetchone() == (0,))
+
+
 def test_two_statements_at_once_are_said_one_after_the_other(db):
     async def work(held):
         return await asyncio.gather(*(held.run(say(f"select {n}, pg_sleep(0.02)")) for n in range(5)))

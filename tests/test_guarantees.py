@@ -20,6 +20,13 @@ from support import wait_for
 
 
 @pytest.fixture
+def effects(db):
+    effects = Effects(db)
+    yield effects
+    effects.close()
+
+
+@pytest.fixture
 def queue(db):
     queue = Queue(db, lease=3)
     queue.handler("job")(lambda payload: None)
@@ -57,9 +64,8 @@ class Crew:
 
 
 @pytest.mark.slow
-def test_no_job_is_lost_while_workers_are_killed_stopped_frozen_and_cut_off(db, conn, start_worker):
+def test_no_job_is_lost_while_workers_are_killed_stopped_frozen_and_cut_off(conn, effects, start_worker):
     """Three workers, something happens to one of them every 0.2 s, and jobs come in all the while."""
-    effects = Effects(db)
     flags = ("--lease", "1", "--grace", "0.2", "--concurrency", "4", "--max-crashes", "100")
     crew, fate = Crew(lambda: start_worker(APP, *flags, env=effects.env), 3), random.Random(7)
     jobs, happened = [], Counter()
@@ -85,7 +91,6 @@ def test_no_job_is_lost_while_workers_are_killed_stopped_frozen_and_cut_off(db, 
     measured(f"{len(jobs)} jobs, {dict(happened)}: none lost, {twice} ran to their end twice")
     assert conn.execute("select max(attempts) from redrive.jobs").fetchone() == (1,)
     assert {name for (name,) in conn.execute("select distinct error_type from redrive.failures")} <= {"WorkerLost"}
-    effects.close()
 
 
 def vacuumed(conn):

@@ -233,10 +233,10 @@ class Control:
             self.drop()
         self._opened_in = self.outages()
         try:
-            self._conn, self.facts = await self._bounded(self._connect(), CONNECT_TIMEOUT + 5)
+            opened: psycopg.AsyncConnection[Any] = await self._bounded(self._connect(), CONNECT_TIMEOUT + 5)
         except (TimeoutError, OSError) as error:
             raise NoDatabase(f"no answer from the database within {CONNECT_TIMEOUT + 5} s") from error
-        return self._conn
+        return opened
 
     def drop(self) -> None:
         """Close the socket at once, without a word to a server that may not be listening."""
@@ -251,7 +251,7 @@ class Control:
         async with conn.transaction():
             return await arun(conn, statement)
 
-    async def _connect(self) -> tuple[psycopg.AsyncConnection[Any], Facts]:
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
         nonce = secrets.token_hex(8)
         try:
             conn = await psycopg.AsyncConnection.connect(
@@ -264,10 +264,13 @@ class Control:
                 conninfo(self._dsn, application=self._application), autocommit=True, prepare_threshold=None
             )
         try:
-            return conn, await self._look(conn, nonce)
+            self.facts = await self._look(conn, nonce)
         except BaseException:
             conn.pgconn.finish()
             raise
+        # kept here and not by who asked: who is cancelled at this instant never hears of it, and nobody would close it
+        self._conn = conn
+        return conn
 
     async def _look(self, conn: psycopg.AsyncConnection[Any], nonce: str) -> Facts:
         await conn.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
