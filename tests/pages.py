@@ -31,6 +31,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+import forks
 from support import wait_for
 
 ROOT = Path(__file__).parent.parent
@@ -143,6 +144,7 @@ class Session:
         here = str(Path(sys.executable).parent)
         path = f"{here}{os.pathsep}{os.environ['PATH']}"
         self._env = {**os.environ, "DATABASE_URL": as_url(dsn), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        self._quick = {**self._env, "PATH": f"{forks.directory()}{os.pathsep}{path}"}
         self._workers: list[subprocess.Popen[bytes]] = []
         self.roles: dict[str, str] = {}
         """What each role of the page is called in truth: roles are the server's, which other pages use, too."""
@@ -232,7 +234,7 @@ class Session:
     def _bash(self, place: str, command: str) -> str:
         bash = ["bash", "-euo", "pipefail", "-c", command]
         both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        done = subprocess.run(bash, cwd=self._directory, env=self._env, timeout=60, check=False, **both)
+        done = subprocess.run(bash, cwd=self._directory, env=self._quick, timeout=60, check=False, **both)
         assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{done.stdout}"
         return done.stdout
 
