@@ -101,6 +101,14 @@ def test_a_stranger_is_moved_with_all_it_came_with_and_told_of_once(queue, vhost
     ]
 
 
+def test_direct_jobs_of_a_kind_that_nobody_knows_are_taken_as_by_the_table_and_told_of(queue, vhost, rabbit, wait_for):
+    queue.enqueue("typo", {}, direct=True)
+    settings = replace(Settings(), broker_management_url=rabbit.management_url, broker_url=vhost)
+    look = lambda: [each.text for each in ails(seen(settings, ["mail"], timeout=10))]  # noqa: E731 - asked often
+    told = "1 job of kind typo waits at the broker, to which it is not routed, and no worker takes them"
+    wait_for(lambda: look() == [told], 30)
+
+
 def test_where_strays_can_have_no_queue_they_stay_and_jobs_go_on(queue, vhost, rabbit, wait_for):
     host = vhost.rpartition("/")[2]
     rabbit.api("PUT", f"queues/{host}/{STRAYS}", {"durable": True, "arguments": {"x-queue-type": "classic"}})

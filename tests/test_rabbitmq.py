@@ -72,7 +72,8 @@ def test_a_job_whose_row_stays_is_said_to_be_at_the_broker_and_is_not_stuck(db, 
         )
         seen = page(queue, f"/jobs/{made.id}")
         assert "at the broker" in seen
-        assert "none yet: it is at the broker" in seen
+        assert "not known while it is at the broker" in seen
+        assert "where it waits or runs" in seen
         assert "Ask it to stop" not in seen
         assert "held by" not in seen
         assert "which is silent" not in page(queue, "/")
@@ -141,7 +142,7 @@ def test_without_a_broker_nothing_is_said_of_one(db):
     ("seen", "level", "said"),
     [
         ({"ready": 1}, "bad", "1 job of kind mail waits at the broker, and no worker takes them"),
-        ({"ready": 2, "routed": False}, "bad", "though its jobs go there no more, and no worker takes them"),
+        ({"ready": 2, "routed": False}, "bad", "to which it is not routed, and no worker takes them"),
         ({"ready": 9000, "consumers": 2, "goes": 5.0}, "note", "and need 30 min"),
         ({"ready": 2, "consumers": 1, "goes": 9.0, "oldest": 900.0}, "bad", "the first for 15 min"),
         ({"trouble": "q is on 2 of 3 nodes"}, "bad", "kind mail: q is on 2 of 3 nodes"),

@@ -139,7 +139,7 @@ def ails(now: Broker) -> list[Ailment]:
     for each in now.kinds:
         waits = f"{jobs(each.ready)} of kind {each.kind} wait{'s' * (each.ready == 1)} at the broker"
         if each.ready and not each.consumers:
-            left = "" if each.routed else ", though its jobs go there no more"
+            left = "" if each.routed else ", to which it is not routed"
             found.append(Ailment("bad", f"{waits}{left}, and no worker takes them", each.kind, AWAY))
         elif each.oldest is not None and each.oldest > LATE:
             found.append(Ailment("bad", f"{waits}, the first for {span(each.oldest)}", each.kind, "more workers"))

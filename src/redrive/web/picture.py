@@ -43,7 +43,7 @@ def timeline(stretches: Sequence[Stretch], now: datetime) -> Markup:  # noqa: AR
         width = wide * scale
         said = one_line(f"{stretch.what} {span(stretch.seconds)}" + (f", {stretch.text}" if stretch.text else ""))
         css = f"{stretch.what} {stretch.tone}"
-        tall = stretch.what not in ("waited", "waits")
+        tall = stretch.what not in ("waited", "waits", "there")
         y, height = (8, 30) if tall else (20, 6)
         parts.append(
             _STRETCH.format(css=css, x=f"{x:.1f}", y=y, width=f"{max(width - 1, 1):.1f}", height=height, said=said)

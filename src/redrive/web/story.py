@@ -110,7 +110,7 @@ def deeds(row: Job, now: datetime) -> tuple[str, ...]:
 def state(row: Job, now: datetime) -> str:
     """Say in words what a job is doing."""
     if row.status == "running" and row.locked_by == BROKER:
-        return "at the broker"
+        return "at the broker, where it waits or runs"
     if row.status == "running":
         return "is asked to stop" if row.cancel_requested_at else "running"
     if row.status != "pending":
@@ -146,7 +146,8 @@ def _last(row: Job, at: datetime, now: datetime) -> list[Stretch]:
         text = f"due in {span((row.run_at - now).total_seconds())}" if row.run_at > now else "due now"
         return [Stretch("waits", at, max(at, now), "wait", text)]
     if row.status == "running" and row.locked_by == BROKER:
-        return [Stretch("waits", at, max(at, now), "wait", "at the broker")]
+        # nobody tells the table when it begins there
+        return [Stretch("there", at, max(at, now), "wait", "at the broker, where it waits or runs")]
     if row.status == "running":
         began = max(at, min(row.locked_at or row.updated_at, row.updated_at))
         return [*_gap(at, began), Stretch("runs", began, max(began, now), "run", f"held by {row.locked_by}")]
