@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -63,6 +64,20 @@ class Crew:
                     conn.execute("select pg_terminate_backend(%s)", (pid,))
 
 
+def tell(conn, crew):
+    """What is left, who holds it and what everybody is at, for whoever reads of a failure."""
+    for query in (
+        "select * from redrive.jobs where status <> 'succeeded' order by id limit 20",
+        "select name, heartbeat_at, problem, listener_pid from redrive.workers order by heartbeat_at",
+        "select n, job_id, attempt, pid, event, at from public.effects order by n desc limit 20",
+        "select pid, application_name, state, wait_event, query_start, query from pg_stat_activity",
+    ):
+        print(*conn.execute(query), sep="\n")  # noqa: T201 # pytest shows it
+    for one in crew.workers:
+        state = Path(f"/proc/{one.pid}/stat").read_text().rpartition(") ")[2][:1] if one.running else "gone"
+        print(one.path.name, one.pid, state)  # noqa: T201 # as above
+
+
 @pytest.mark.slow
 def test_no_job_is_lost_while_workers_are_killed_stopped_frozen_and_cut_off(conn, effects, start_worker):
     """Three workers, something happens to one of them every 0.2 s, and jobs come in all the while."""
@@ -84,7 +99,11 @@ def test_no_job_is_lost_while_workers_are_killed_stopped_frozen_and_cut_off(conn
         crew.supervise()
         return set(states(conn)) == {"succeeded"}
 
-    wait_for(all_done, 30)
+    try:
+        wait_for(all_done, 30)
+    except AssertionError:
+        tell(conn, crew)
+        raise
     assert states(conn) == {"succeeded": len(jobs)}
     assert {effect.job_id for effect in effects.ends()} == set(jobs)
     twice = len(effects.ends()) - len(jobs)
