@@ -31,12 +31,12 @@ from redrive.settings import load
 from redrive.statements import Statement, Steps, afollow, arun, follow, run
 from redrive.stats import Stats
 from redrive.topics import Topics
-from redrive.worker import Worker, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from redrive.amqp.direct import Direct
+    from redrive.worker import Worker
 
 _TRIES = 20
 
@@ -283,6 +283,8 @@ class Queue(Publisher):
             )
         self.handlers.demand_findable()
         if broker is None:
+            from redrive.worker import Worker  # noqa: PLC0415 - a tenth of all imports, and who enqueues needs none
+
             return self._worker(Worker, settings)
         from redrive.amqp.worker import BrokerWorker  # noqa: PLC0415 - its library is an extra
 
@@ -316,6 +318,8 @@ class Queue(Publisher):
             raise InvalidOption(
                 "queue.run() works in this process alone: start several, or `redrive worker --processes`"
             )
+        from redrive.worker import stop_signals  # noqa: PLC0415 - as above
+
         worker = self.worker(**settings)
         loop = asyncio.get_running_loop()
         caught = []
