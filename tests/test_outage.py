@@ -372,6 +372,27 @@ def test_a_claim_that_is_committed_after_it_was_given_up_is_found_by_the_audit(q
     assert (row(conn, stray).attempts, row(conn, stray).claims, row(conn, held).claims) == (1, 2, 1)
 
 
+def test_what_was_claimed_across_a_silence_is_given_back_though_the_next_claim_is_answered(queue, conn):
+    """Two claims in one turn: the second one's answer says nothing of the first, whose jobs would be held for good."""
+    with Inside(queue, poll=0.2) as inside:
+        producer, claimed = inside.worker.producer, []
+        due = producer._claims.due
+
+        async def across_a_silence(**params):
+            jobs = await due(**params)
+            if jobs and not claimed:
+                claimed.extend(job.id for job in jobs)
+                insert(conn, "job")  # for the second look of the same turn
+                inside.worker._begin_anew()
+            return jobs
+
+        producer._claims.due = across_a_silence
+        first = insert(conn, "job")
+        wait_for(lambda: status(conn, first) == "succeeded", 5)
+        assert claimed == [first]
+        assert (row(conn, first).attempts, row(conn, first).claims) == (1, 2)
+
+
 def test_a_connection_limit_is_waited_for(db, start, conn):
     """A worker that gets one connection and not the next goes on when it gets it."""
     role = f"small_{os.urandom(4).hex()}"

@@ -283,9 +283,9 @@ class Queue(Publisher):
             )
         self.handlers.demand_findable()
         if broker is None:
-            from redrive.worker import Worker  # noqa: PLC0415 - a tenth of all imports, and who enqueues needs none
+            from redrive.postgres import PostgresWorker  # noqa: PLC0415 - a tenth of all imports, and who enqueues needs none
 
-            return self._worker(Worker, settings)
+            return self._worker(PostgresWorker, settings)
         from redrive.amqp.worker import BrokerWorker  # noqa: PLC0415 - its library is an extra
 
         return self._worker(BrokerWorker, settings | ({"broker_url": broker} if broker else {}))

@@ -1,7 +1,7 @@
-"""One worker process: starts the services, stops them in the right order, and knows nothing else.
+"""The life of a worker process, wherever its jobs come from: it starts the services and stops them in the right order.
 
 Order of the end: claim nothing more, hand back what has not begun, let what runs finish within the grace, then stop it
-and hand it back, write what is left, and only then fall silent. The heartbeat stops last.
+and hand it back, write what is left, and only then fall silent.
 """
 
 from __future__ import annotations
@@ -11,47 +11,32 @@ import contextlib
 import logging
 import signal
 import time
-from importlib.metadata import version
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import psycopg
 
 from redrive import children
-from redrive.alerter import Alerter
-from redrive.batcher import Batcher
 from redrive.connections import Control, is_outage
 from redrive.errors import InvalidOption, NoDatabase
 from redrive.events import JobDied, WorkerStarted, WorkerStopped, WorkerStopping, emit
-from redrive.guard import Guard
-from redrive.heartbeat import Heartbeat, worker_name
-from redrive.job import Holder
-from redrive.listener import Listener, NoListener
+from redrive.heartbeat import worker_name
 from redrive.migrate import demand_migrated
-from redrive.producer import Producer
-from redrive.pruner import Pruner
-from redrive.pulse import Pulse
-from redrive.reaper import Reaper
-from redrive.recorder import Recorder
-from redrive.requeuer import Requeuer
-from redrive.scheduler import Scheduler
+from redrive.recorder import EVERY, Recorder
 from redrive.scrape import Scrape
 from redrive.service import FOR_EVER, Database, Service, Turning
-from redrive.slots import Slots
 from redrive.statements import named
-from redrive.strays import Strays
-from redrive.subscriber import Subscriber
-from redrive.sweeper import Sweeper
 from redrive.threads import Threads
 from redrive.watch import Watch
-from redrive.writer import Writer, complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from redrive.definition import Definition
     from redrive.handlers import Handlers
-    from redrive.outcome import Finished
     from redrive.settings import Settings
+    from redrive.slots import Slots
+    from redrive.writer import Writer
 
 LAST_WORDS = 5.0
 """Seconds in which the last outcomes must be written once the handlers have ended."""
@@ -65,8 +50,15 @@ LATE = 15.0
 _log = logging.getLogger("redrive")
 
 
-class Worker:
-    """Runs jobs of a queue's handlers until it is told to stop."""
+class Worker(ABC):
+    """Runs jobs of a queue's handlers until it is told to stop, wherever they come from."""
+
+    slots: Slots
+    writer: Writer
+    _claim: Control
+    """The first line to the database that is opened."""
+    _write: Control
+    _counted_every = EVERY
 
     def __init__(self, settings: Settings, handlers: Handlers, schedules: Sequence[Definition] = ()) -> None:
         if not settings.database_url:
@@ -102,22 +94,79 @@ class Worker:
         self._stopping = stopping
         if self._stop_asked:
             stopping.set()
+        self._hooks = Threads(1, "redrive-hooks")
         self._build()
+        self._build_accounts()
         try:
             await self._demand_migrated(stopping)
             if not stopping.is_set() and not self._away_too_long():
                 await self._work(stopping, once=once)
         finally:
-            for control in (self._claim, self._write, self._listen):
+            for control in self._lines():
                 control.drop()
         if self._away_too_long():
             raise NoDatabase(
                 f"the database was away for more than {self.settings.exit_on_db_loss:g} s: {self.database.error}"
             )
 
-    # -- parts
+    # -- what each kind of worker has of its own
 
-    _make_producer: Callable[..., Producer] = Producer
+    @abstractmethod
+    def _build(self) -> None:
+        """Make the parts."""
+
+    @abstractmethod
+    def _in_loop(self) -> Iterable[Service]:
+        """List the services that turn in the main loop."""
+
+    def _services(self) -> Iterable[Service]:
+        """List all services, in whatever thread they turn."""
+        return self._in_loop()
+
+    @abstractmethod
+    def _lines(self) -> Iterable[Control]:
+        """List the lines to the database that are this loop's to close."""
+
+    @property
+    @abstractmethod
+    def fresh(self) -> bool:
+        """Whether the last sign of life is young enough for this worker to hold jobs."""
+
+    @property
+    def turning(self) -> bool:
+        """Whether its sign of life goes on: what systemd's watchdog is told by."""
+        return True
+
+    @property
+    def loop_blocked(self) -> bool:
+        """Whether a handler blocks the event loop, as far as another thread can tell."""
+        return False
+
+    def _begin(self) -> None:
+        """Start what does not turn in the main loop."""
+        self.slots.start()
+
+    @abstractmethod
+    async def _claim_no_more(self, turning: dict[Service, Turning]) -> None:
+        """Take no new jobs; what ends is still written."""
+
+    @abstractmethod
+    async def _fall_silent(self, patience: float) -> None:
+        """Give no further sign of life."""
+
+    @abstractmethod
+    async def _say_goodbye(self) -> None:
+        """Take back what others know of this worker; the database answers."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Close what only this kind of worker has."""
+
+    @abstractmethod
+    async def _until_drained(self, stopping: asyncio.Event) -> None:
+        """Wait until nothing is due."""
+
+    # -- parts
 
     def _own_kinds(self) -> tuple[str, ...]:
         for kind in self.settings.kinds:
@@ -128,117 +177,40 @@ class Worker:
             )
         return kinds
 
-    def _build(self) -> None:
-        settings = self.settings
-        self._claim = self._control("claim")
-        self._write = self._control("outcome")
-        self._claim.outages = self._write.outages = lambda: self.database.outages  # heartbeat and listener find out
-        self._beat = self._control("heartbeat")
-        self._listen = Control(settings.listen_dsn or settings.database_url, settings.schema, f"listen {self.name}")
-        self._hooks = Threads(1, "redrive-hooks")
-        self.writer = Writer(self.database, self._write, self.name, settings.max_crashes)
-        self.writer.on_dead = self._call_on_dead
-        self.guard = Guard(self.database, self._write, self.handlers)
-        self.guard.put = self.writer.put
-        done = self.guard.take if settings.breaker else self.writer.put
-        self.slots = Slots(self.handlers, settings.concurrency, done)
-        self.guard.withdraw = self.slots.withdraw
-        self.batcher = Batcher(self.database, self._write)
-        listener = Listener if settings.listen else NoListener
-        self.listener = listener(self.database, self._listen, self._claim, self.name)
-        self.heartbeat = Heartbeat(
-            self.database,
-            self._beat,
-            settings,
-            worker=self.name,
-            version=version("redrive"),
-            kinds=self.kinds,
-            running=lambda: list(self.slots.running.values()),
-            in_flight=lambda: self.slots.in_flight,
-            listener_pid=lambda: self.listener.pid,
-            complaints=self.complaints,
-            cancel=self.slots.cancel,
-            lose=self.slots.lose,
-            give_up=self._begin_anew,
-            clock=self.writer.tally.set_clock,
-            main_loop=asyncio.get_running_loop(),
+    def _build_accounts(self) -> None:
+        """Make what tells how the others are: the recorder, the scrape and the watch."""
+        tally, settings = self.writer.tally, self.settings
+        self.recorder = Recorder(
+            self.database, self._write, tally, version=settings.app_version, every=self._counted_every
         )
-        self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
-        self.reaper.count = self.writer.tally.count
-        holder = Holder(self.name, settings.schema, self.writer.put_progress, complete, self.handlers.follower)
-        self.producer = self._make_producer(
-            self.database,
-            self._claim,
-            self.slots,
-            self.listener,
-            holder=holder,
-            kinds=self.kinds,
-            poll=settings.poll,
-            strays=Strays(self._claim, holder, self._known),
-            alive=lambda: self.heartbeat.fresh,
-            backlog=lambda: self.writer.backlog,
-        )
-        self.slots.alive = lambda: self.heartbeat.fresh
-        self.listener.on_wake = self.producer.woken
-        loop = asyncio.get_running_loop()
-        self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
-        self.writer.on_later, self.writer.on_ended = self.producer.expect, self._ended
-        self.producer.on_batches = self.batcher.ask
-        self.producer.on_survey, self.producer.admit = self.guard.learn, self.guard.admit
-        self.slots.on_acquitted = self.writer.acquit
-        self.pruner = Pruner(self.database, self._write, settings)
-        self.alerter = Alerter(self.database, self._write, settings)
-        self.recorder = Recorder(self.database, self._write, self.writer.tally, version=settings.app_version)
         self.scrape = Scrape(
             self.database,
             self._write,
             settings,
-            self.writer.tally,
+            tally,
             complaints=self.ailment,
             in_flight=lambda: self.slots.in_flight,
             unwritten=lambda: self.writer.unwritten,
         )
-        self.requeuer = Requeuer(self.database, self._write)
-        self.requeuer.on_moved = self.producer.woken
-        self.sweeper = Sweeper(self.database, self._write, self.producer.woken)
-        self.subscriber = Subscriber(self.database, self._write, settings, self.handlers)
-        self.scheduler = Scheduler(self.database, self._beat, settings, self.schedules)
-        self._pulse = Pulse((self.heartbeat, self.reaper, self.scheduler), self._beat.drop)
-        words = {"kinds": self.producer.reconsider, "requeues": self.requeuer.wake, "adoptions": self.sweeper.wake}
-        self.listener.on_word = {**words, "schedules": lambda: self._pulse.wake(self.scheduler)}
         self.watch = Watch(self.database, self.slots, self.writer, self._give_up_on_database)
 
     def _control(self, role: str) -> Control:
         return Control(self.settings.database_url, self.settings.schema, f"{role} {self.name}")
 
-    def _begin_anew(self) -> None:
-        """After a silence in which others may have taken this worker's jobs: begin none of those claimed before."""
-        self.producer.breaks += 1
-        self.writer.hand_back(self.slots.take_unstarted())
-
-    def _ended(self, batch: Sequence[Finished]) -> None:
-        self.producer.ended(one.job.kind for one in batch)
-        self.guard.count(batch)
-
-    def _known(self) -> list[int]:
-        return [*self.slots.held(), *self.writer.held()]
-
     # -- life
 
     async def _work(self, stopping: asyncio.Event, *, once: bool) -> None:
-        pulse = self._pulse
-        pulse.start()
+        self._begin()
         parts: list[Service] = [*self._in_loop(), self.watch]
         turning = {part: Turning(part) for part in parts}
-        self.slots.start()
         emit(WorkerStarted(worker=self.name, kinds=self.kinds, concurrency=self.settings.concurrency))
         try:
             await (self._until_drained(stopping) if once else stopping.wait())
         finally:
-            handed_back = await asyncio.shield(asyncio.ensure_future(self._wind_down(turning, pulse)))
+            handed_back = await asyncio.shield(asyncio.ensure_future(self._wind_down(turning)))
             emit(WorkerStopped(worker=self.name, handed_back=handed_back))
 
-    async def _wind_down(self, turning: dict[Service, Turning], pulse: Pulse) -> int:
+    async def _wind_down(self, turning: dict[Service, Turning]) -> int:
         emit(WorkerStopping(worker=self.name, in_flight=self.slots.in_flight))
         await self._claim_no_more(turning)
         self.writer.hand_back(self.slots.take_unstarted())
@@ -251,49 +223,20 @@ class Worker:
         self.writer.hand_back(left)
         await until(lambda: self.writer.idle or self._hopeless(), LAST_WORDS)
         # Before the worker's row goes, since a last beat would bring it back.
-        await pulse.stop(BRIEFLY if self.database.away_since else PATIENCE)
+        await self._fall_silent(BRIEFLY if self.database.away_since else PATIENCE)
         if not self.database.away_since:
             await self._say_goodbye()
         await asyncio.gather(*(part.end(BRIEFLY) for part in turning.values()))
         await asyncio.to_thread(self.scrape.close)
-        await self.listener.close()
+        await self._close()
         await self.slots.close()
         await children.close()
         self._hooks.close()
         return self.writer.handed_back
 
-    async def _claim_no_more(self, turning: dict[Service, Turning]) -> None:
-        first = (self.producer, *(part for part in self._others() if part is not self.scrape))
-        await asyncio.gather(*(turning[part].end() for part in first))
-
     def _hopeless(self) -> bool:
         """The database is gone: what isn't written now is found by the reapers of others."""
         return bool(self.database.away_since) and (self._stop_asked > 1 or self._away_too_long())
-
-    async def _say_goodbye(self) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await self.producer.strays.hand_back()
-                await self._claim.run(named("leave", self.settings.schema, name=self.name))
-                await self.listener.leave()
-                await self.recorder.write()
-        except (psycopg.Error, OSError, NoDatabase) as error:  # a TimeoutError is an OSError
-            _log.debug("no goodbye: %s", error)
-
-    async def _until_drained(self, stopping: asyncio.Event) -> None:
-        def quiet() -> bool:
-            return self.slots.empty and self.writer.idle
-
-        await until(lambda: (self.scheduler.settled and self.subscriber.settled) or stopping.is_set(), PATIENCE)
-        while not stopping.is_set():
-            await until(lambda: quiet() or stopping.is_set())
-            ended = self.batcher.ended
-            self.producer.ask()
-            await until(lambda: self.producer.found is not None or stopping.is_set())
-            looks_in = PATIENCE + self.batcher.rest  # what follows a batch is due
-            await until(lambda: not self.batcher.asked or stopping.is_set(), looks_in)
-            if self.producer.found is False and quiet() and ended == self.batcher.ended:
-                return
 
     async def _demand_migrated(self, stopping: asyncio.Event) -> None:
         pause = 0.1
@@ -355,25 +298,14 @@ class Worker:
             for service in self._services()
             if service.due_by < FOR_EVER and now - service.turned > service.due_by + LATE
         ]
-        if self.heartbeat.loop_blocked:
+        if self.loop_blocked:
             said.append("the event loop is blocked by a handler")
         said += [f"job {job.id} ({job.kind}) is past its timeout and can't be stopped" for job in self.slots.overdue()]
         return "; ".join(said)
 
     def ailment(self) -> str:
         """Say why this worker should be taken for ill: what it complains of, or that nobody has heard it of late."""
-        return self.complaints() or ("" if self.heartbeat.fresh else "the last sign of life is too old")
-
-    def _services(self) -> Iterable[Service]:
-        return (*self._in_loop(), self.reaper, self.scheduler)
-
-    def _in_loop(self) -> Iterable[Service]:
-        workers_own = (self.producer, self.writer, self.guard, self.batcher, self.listener)
-        return (*workers_own, *self._others())
-
-    def _others(self) -> tuple[Service, ...]:
-        upkeep = (self.pruner, self.requeuer, self.sweeper, self.subscriber, self.alerter, self.recorder)
-        return (*upkeep, self.scrape)
+        return self.complaints() or ("" if self.fresh else "the last sign of life is too old")
 
     def _give_up_on_database(self) -> None:
         if self._away_too_long():

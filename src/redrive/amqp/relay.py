@@ -23,10 +23,11 @@ from redrive.errors import NoBroker
 from redrive.lanes import Lanes
 from redrive.limits import Limits
 from redrive.outcome import Finished, Snoozed, parameters
+from redrive.postgres import PostgresWorker
 from redrive.producer import Producer
 from redrive.sql import AMQP, spoken
 from redrive.statements import Statement, arun, named
-from redrive.worker import Worker, until
+from redrive.worker import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -195,7 +196,7 @@ class Relay(Producer):
             _log.info("the relay sends jobs of: %s", ", ".join(kinds) or none)
 
 
-class RelayWorker(Worker):
+class RelayWorker(PostgresWorker):
     """The process around a relay: a worker that runs no handler, and keeps house."""
 
     producer: Relay
@@ -221,7 +222,7 @@ class RelayWorker(Worker):
 
         Raises:
             NoBroker: with *once*, where none answered in some seconds.
-            Others as :meth:`Worker.run`.
+            Others as :meth:`PostgresWorker.run`.
         """
         try:
             await super().run(once=once)

@@ -30,16 +30,10 @@ from redrive.errors import InvalidOption, NoDatabase
 from redrive.guard import Guard
 from redrive.job import Holder
 from redrive.lanes import Lanes
-from redrive.listener import NoListener
-from redrive.pulse import Pulse
-from redrive.recorder import Recorder
-from redrive.scrape import Scrape
 from redrive.service import Database, Service
 from redrive.slots import Slots
 from redrive.sql import AMQP
 from redrive.statements import Statement, named, run
-from redrive.threads import Threads
-from redrive.watch import Watch
 from redrive.worker import PATIENCE, Worker, until
 
 if TYPE_CHECKING:
@@ -85,8 +79,6 @@ class Visits(Service):
     """Says now and then that this worker lives; as often as any worker while it holds jobs that have come home."""
 
     name = "visits"
-    fresh = turning = True
-    loop_blocked = False
 
     def __init__(self, database: Database, control: Control, worker: BrokerWorker) -> None:
         super().__init__(database)
@@ -163,6 +155,8 @@ class Visits(Service):
 class BrokerWorker(Worker):
     """Runs jobs that a relay has handed to a broker."""
 
+    _counted_every = VISIT_EVERY
+
     def _own_kinds(self) -> tuple[str, ...]:
         checked(self.settings.broker_url)
         return super()._own_kinds()
@@ -176,17 +170,11 @@ class BrokerWorker(Worker):
         """
         if once:
             raise InvalidOption("--once goes with the table: a worker with --broker can't tell when nothing is due")
-        try:
-            await super().run()
-        finally:
-            self.visits.end()
-            await self.link.close()
-            await self.strays.close()
+        await super().run()
 
     def _build(self) -> None:
         settings = self.settings
-        self._claim = self._write = self._beat = self._listen = self._control("home")
-        self._hooks = Threads(1, "redrive-hooks")
+        self._claim = self._write = self._control("home")
         self.link = Link(settings.broker_url, settings.schema, f"redrive worker {self.name}")
         self.writer = self.home = Home(self.database, self._write, self.name, settings.max_crashes)
         self.writer.on_dead = self._call_on_dead
@@ -211,36 +199,23 @@ class BrokerWorker(Worker):
         )
         self.guard.put = self.consumer.take
         self.writer.on_ended = self.guard.count
-        self.heartbeat = self.visits = Visits(self.database, self._write, self)  # type: ignore[assignment] # all of it that is asked for
+        self.visits = Visits(self.database, self._write, self)
         self.home.before_bringing = lambda _job: self.visits.say(home=True)
         self.consumer.on_breakers = self.guard.learn
-        self.recorder = Recorder(
-            self.database, self._write, self.writer.tally, version=settings.app_version, every=VISIT_EVERY
-        )
-        self.scrape = Scrape(
-            self.database,
-            self._write,
-            settings,
-            self.writer.tally,
-            complaints=self.ailment,
-            in_flight=lambda: self.slots.in_flight,
-            unwritten=lambda: self.writer.unwritten,
-        )
-        self.listener = NoListener(self.database, self._listen, self._claim, self.name)
-        self._pulse = Pulse((), lambda: None)
-        self.watch = Watch(self.database, self.slots, self.writer, self._give_up_on_database)
+
+    def _lines(self) -> Iterable[Control]:
+        return (self._write,)
+
+    @property
+    def fresh(self) -> bool:
+        """Always: what it has of the broker is its own for as long as the connection holds."""
+        return True
 
     def _take(self, finished: Finished) -> None:
         self.consumer.take(finished)
 
-    def _services(self) -> Iterable[Service]:
-        return self._in_loop()
-
     def _in_loop(self) -> Iterable[Service]:
-        return (self.consumer, self.writer, self.guard, self.visits, *self._others())
-
-    def _others(self) -> tuple[Service, ...]:
-        return (self.recorder, self.scrape, self.strays)
+        return (self.consumer, self.writer, self.guard, self.visits, self.strays, self.recorder, self.scrape)
 
     async def _claim_no_more(self, turning: dict[Service, Turning]) -> None:  # noqa: ARG002 - as of every worker
         await self.consumer.close()  # and goes on to acknowledge what ends
@@ -254,3 +229,13 @@ class BrokerWorker(Worker):
                 await self.recorder.write()
         except (psycopg.Error, OSError, NoDatabase) as error:  # a TimeoutError is an OSError
             _log.debug("no goodbye: %s", error)
+
+    async def _fall_silent(self, patience: float) -> None:  # noqa: ARG002 - as of every worker
+        self.visits.end()
+
+    async def _close(self) -> None:
+        await self.link.close()
+        await self.strays.close()
+
+    async def _until_drained(self, stopping: asyncio.Event) -> None:
+        raise NotImplementedError  # run() has refused

@@ -182,8 +182,7 @@ class Seen:
 
     def turns(self) -> bool:
         """Whether its sign of life goes on."""
-        turning: bool = self._worker.heartbeat.turning
-        return turning
+        return self._worker.turning
 
 
 def _leave_now(code: int) -> None:
