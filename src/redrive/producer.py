@@ -340,12 +340,13 @@ class Producer(Service):
         return 0.0
 
     async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:
-        self.strays.in_doubt, breaks = True, self.breaks
+        doubt, breaks = self.strays.in_doubt, self.breaks
+        self.strays.in_doubt = True
         jobs = await claim
         if breaks != self.breaks:  # others may have them by now: what is still ours goes back with the next turn
             self._call()
             return []
-        self.strays.in_doubt = False
+        self.strays.in_doubt = doubt  # of an earlier claim of this turn, of which this answer says nothing
         return jobs
 
     def reconsider(self) -> None:
