@@ -393,6 +393,25 @@ def test_what_was_claimed_across_a_silence_is_given_back_though_the_next_claim_i
         assert (row(conn, first).attempts, row(conn, first).claims) == (1, 2)
 
 
+def test_a_worker_with_nothing_in_its_hands_gives_back_what_it_holds_by_the_table(queue, conn, caplog):
+    """The net under whatever loses a job between the table and a slot: held by the living, it would be nobody's."""
+    with Inside(queue, poll=0.2) as inside:
+        done = insert(conn, "job")
+        wait_for(lambda: status(conn, done) == "succeeded" and inside.worker.writer.idle)
+        held = {
+            "status": "running",
+            "locked_by": inside.worker.name,
+            "locked_at": "2020-01-01",
+            "attempts": 1,
+            "claims": 1,
+        }
+        stray = insert(conn, "job", **held)
+        inside.worker.producer.strays._audit_at = 0.0
+        wait_for(lambda: status(conn, stray) == "succeeded", 5)
+    assert (row(conn, stray).attempts, row(conn, stray).claims) == (1, 2)
+    assert f"in nobody's hands, they are pending: {stray}" in caplog.text
+
+
 def test_a_connection_limit_is_waited_for(db, start, conn):
     """A worker that gets one connection and not the next goes on when it gets it."""
     role = f"small_{os.urandom(4).hex()}"
