@@ -221,7 +221,7 @@ class Inside:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        wait_for(lambda: self.error or all(hasattr(w, "watch") and w.heartbeat.fresh for w in self.workers))
+        wait_for(lambda: self.error or all(hasattr(w, "watch") and w.fresh for w in self.workers))
         return self
 
     def __exit__(self, *_: object) -> None:
