@@ -50,6 +50,10 @@ BARS = (
     Bar("horizon_drain_ratio", "drain at the end of that, by a fresh table's", at_least=0.95),
     Bar("future_rows_claim_growth", "claim p50 beside future jobs, by an empty table's", at_most=1.2),
     Bar("finished_rows_claim_growth", "claim p50 beside finished jobs, by an empty table's", at_most=1.2),
+    Bar("limited_rows_claim_growth", "claim p50 beside jobs that a limit holds back, by an empty table's", at_most=1.2),
+    Bar(
+        "fair_start_ms_most", "one tenant's job behind another's flood, its end at the latest", at_most=1000, unit="ms"
+    ),
     Bar("transactions_per_1000_jobs", "transactions, drain", at_most=20, unit="/1000 jobs"),
     Bar("wal_bytes_per_job", "WAL, drain", at_most=650, unit="bytes/job"),
     Bar("cpu_us_per_job", "worker's CPU, drain, async", at_most=12, unit="µs/job"),
@@ -69,6 +73,8 @@ BARS = (
         for road, called in ROADS.items()
         for what, label in (("enqueue", "enqueue within a transaction, {}"), ("insert", "an INSERT of one's own, {}"))
     ),
+    Bar("fair_start_ms_p50", "one tenant's job behind another's flood, its end, p50", unit="ms"),
+    Bar("fair_same_lane_s", "the flood, if all ran in the order of their coming", unit="s"),
     Bar("pickup_floor_ms_p50", "INSERT to claim, bare SQL, p50", unit="ms"),
     Bar("pickup_vs_floor", "INSERT to handler, idle worker, by that", unit=""),
     Bar("sustained_ms_p50", "INSERT to handler under a steady load, p50", unit="ms"),

@@ -16,11 +16,12 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from benchmarks import floor
+from benchmarks.fairness import fairness
 from benchmarks.roads import roads
 from benchmarks.scale import scale
 from benchmarks.stage import Stage, claims_of
 from redrive.bench import scenarios
-from redrive.bench.application import ASYNC, THREAD
+from redrive.bench.application import ASYNC, PAUSE, THREAD
 from redrive.bench.figures import middle, plain
 from redrive.bench.loads import Drained, Load, go_through
 from redrive.bench.scratch import Place, pinned
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 WARM_UP = 500
 IDLE_SETTLE = 6.0
+LEAST_RATE = 0.01
 FUTURE = """
     insert into jobs (kind, payload, run_at)
     select %s, '{"n": 1, "to": "user@example.com"}', now() + interval '1 day' + n * interval '1 ms'
@@ -41,6 +43,9 @@ FINISHED = """
     insert into jobs (kind, payload, status, attempts, claims, locked_at, locked_by)
     select %s, '{"n": 1, "to": "user@example.com"}', 'succeeded', 1, 1, now(), 'box:1:aaaaaa'
     from generate_series(1, %s) n
+"""
+WAITING = """
+    insert into jobs (kind, payload) select %s, '{"seconds": 0.001}' from generate_series(1, %s)
 """
 
 
@@ -61,9 +66,13 @@ class Sizes:
     """Whether as many jobs go through a table without a snapshot, in turn with them."""
     future: int = 1_000_000
     finished: int = 5_000_000
+    limited: int = 1_000_000
+    """Jobs that wait because of their kind's limit."""
     beside: int = 10_000
     """Jobs of one round beside those."""
     slow: float = 10.0
+    flood: int = 100_000
+    """Jobs of one tenant before those of another."""
     idle: float = 60.0
     scale: int = 60_000
     """Jobs of each life; fewer of large payloads."""
@@ -82,8 +91,10 @@ QUICK = Sizes(
     control=False,
     future=50_000,
     finished=250_000,
+    limited=50_000,
     beside=2_000,
     slow=2.0,
+    flood=5_000,
     idle=10.0,
     scale=10_000,
     scale_runs=1,
@@ -221,27 +232,34 @@ def horizon(stage: Stage, sizes: Sizes) -> Figures:
 
 
 def crowded(stage: Stage, sizes: Sizes) -> Figures:
-    """Claim beside future rows and beside finished rows, in turn with an empty table."""
-    empty, future, finished = (Lane(stage, name) for name in ("empty", "future", "finished"))
+    """Claim beside future rows, finished rows and what a kind's limit holds back, in turn with an empty table."""
+    lanes = empty, future, finished, limited = [
+        Lane(stage, name) for name in ("empty", "future", "finished", "limited")
+    ]
     future.fill(FUTURE, sizes.future)
     finished.fill(FINISHED, sizes.finished)
+    limited.place.queue.kinds.limit(PAUSE, rate=LEAST_RATE)
+    limited.fill(WAITING, sizes.limited, kind=PAUSE)
     with ExitStack() as stack:
-        for lane in (empty, future, finished):
+        for lane in lanes:
             stack.enter_context(lane.working())
         for _ in range(sizes.runs):
             empty.empty()
-            for lane in (empty, future, finished):
+            for lane in lanes:
                 lane.round(sizes.beside)
     every = slice(None)
     return {
         "future_rows": sizes.future,
         "finished_rows": sizes.finished,
+        "limited_rows": sizes.limited,
         "claim_ms_p50": 1000 * empty.claim(every),
-        "crowded_jobs_per_claim": {lane.name: lane.jobs_per_claim(every) for lane in (empty, future, finished)},
+        "crowded_jobs_per_claim": {lane.name: lane.jobs_per_claim(every) for lane in lanes},
         "future_rows_claim_growth": _ratio(future.claims_by_round(), empty.claims_by_round()),
         "finished_rows_claim_growth": _ratio(finished.claims_by_round(), empty.claims_by_round()),
+        "limited_rows_claim_growth": _ratio(limited.claims_by_round(), empty.claims_by_round()),
         "future_rows_drain_ratio": _ratio(future.rates(every), empty.rates(every)),
         "finished_rows_drain_ratio": _ratio(finished.rates(every), empty.rates(every)),
+        "limited_rows_drain_ratio": _ratio(limited.rates(every), empty.rates(every)),
     }
 
 
@@ -261,6 +279,7 @@ MEASUREMENTS: tuple[Callable[[Stage, Sizes], Figures], ...] = (
     horizon,
     crowded,
     slow,
+    fairness,
     scale,
 )
 
@@ -300,10 +319,10 @@ class Lane:
         claims = zip(report.claim_at, took, report.claim_rows, strict=True)
         self._claims = [claim for claim in claims if claim[2]]
 
-    def fill(self, insert: str, count: int) -> None:
+    def fill(self, insert: str, count: int, kind: str = ASYNC) -> None:
         """Put *count* rows of one sort there, and let vacuum see to them, so that it doesn't while it is measured."""
         with self._connected() as conn:
-            conn.execute(insert.encode(), [ASYNC, count])
+            conn.execute(insert.encode(), [kind, count])
             conn.execute("vacuum (analyze) jobs")
 
     def empty(self) -> None:

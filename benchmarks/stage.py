@@ -146,7 +146,9 @@ def claims_of(log: Path, pid: int, offset: int) -> list[float]:
     found: list[float] = []
     spent = 0.0
     for step, milliseconds, text in _statements(log, offset, re.compile(rb"redrive claim [^:]*:%d:" % pid)):
-        if b"SKIP LOCKED" not in text or b"unnest" not in text:
+        if (
+            b"SKIP LOCKED" not in text or b"unnest" not in text or b"full_burst" in text
+        ):  # of kinds with limits: another
             continue
         spent += milliseconds / 1000
         if step in (b"execute", b"statement"):
