@@ -52,12 +52,13 @@ class Invariant:
 def unfinished(evidence: Evidence) -> Iterator[str]:
     """Acknowledged jobs that are gone, or have not ended."""
     there = {row.n: row for row in evidence.rows.values()}
+    last = {change.job: change for change in evidence.changes}
     for n in sorted(evidence.acknowledged):
         row = there.get(n)
         if row is None:
             yield f"number {n} was acknowledged and is not in the table"
         elif row.status not in ENDS or (row.status == "failed" and row.kind not in ON_PURPOSE):
-            yield f"number {n}, job {row.id} ({row.kind}) is {row.status}"
+            yield f"number {n}, job {row.id} ({row.kind}) is {row.status}; at last: {last.get(row.id, 'unknown')}"
 
 
 def left_running(evidence: Evidence) -> Iterator[str]:
