@@ -230,6 +230,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--without-sessions", action="store_true")
+    parser.add_argument(
+        "--only", choices=["database_time", "speeds", "sessions"], help="leave the other figures as they were"
+    )
     given = parser.parse_args()
     scripts = find_rabbitmq()
     if scripts is None:
@@ -245,7 +248,9 @@ def main() -> None:
             "rabbitmq": rabbit.api("GET", "overview")["rabbitmq_version"],
         }
         measures: list[Callable[[Bench, int], dict[str, float]]] = [database_time, speeds]
-        for measure in measures if given.without_sessions else [*measures, sessions]:
+        if not given.without_sessions:
+            measures.append(sessions)
+        for measure in (each for each in measures if given.only in (None, each.__name__)):
             began = time.monotonic()
             found |= measure(bench, given.jobs)
             sys.stderr.write(f"{measure.__name__}: {time.monotonic() - began:.0f} s\n")
