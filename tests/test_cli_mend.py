@@ -183,7 +183,7 @@ def test_interrupted_it_says_how_far_it_came(db, conn, wait_for):
     wait_for(lambda: "pending" in states(conn, 1))
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=30)
-    assert child.returncode == 1
+    assert child.returncode == 1, err
     assert "stopped: 2,000 jobs left as they were, the others were sent back" in err
     assert states(conn).count("pending") == 1000
 
