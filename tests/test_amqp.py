@@ -14,6 +14,9 @@ import pytest
 from engine import Inside
 from redrive import Breaker, Dead, InvalidOption, NoBroker, Queue, Retry, Snooze
 from redrive.amqp.intake import Intake
+from redrive.amqp.link import Link
+from redrive.amqp.parcel import opened
+from redrive.job import Holder
 from support import wait_for
 from support_engine import add, states
 
@@ -491,6 +494,37 @@ class TestTakingTurns:
             wait_for(lambda: messages(vhost, "redrive.redrive.mail") == 0)
             queue.enqueue("mail", "second", direct=True)
             wait_for(lambda: ran == ["first", "second"], 30)
+
+    def test_an_old_message_of_a_job_that_comes_again_does_not_take_the_new_one_with_it(self, conn, queue, vhost):
+        """Both delivered before, and asked about together: the old is settled by its failure, the new one is not."""
+        ran: list[int] = []
+
+        @queue.handler("mail")
+        def mail(_payload: Any, job: Any) -> None:
+            ran.append(job.attempt)
+
+        made = queue.enqueue("mail")
+        conn.execute("delete from redrive.jobs")
+        conn.execute(
+            "insert into redrive.failures"
+            " (job_id, kind, claim, attempt, outcome, error_type, message, fingerprint, failed_at)"
+            " values (%s, 'mail', 1, 1, 'retried', 'E', 'e', 'f', now())",
+            [made.id],
+        )
+
+        async def send() -> None:
+            link = Link(vhost, "redrive", "test")
+            await link.open()
+            for claim in (1, 2):
+                headers = {"due": 0, "created": 0, "claim": claim, "attempt": claim, "suspect": True}
+                parcel = opened(Holder("w", "redrive", *[lambda *_: None] * 3), made.id, "mail", b"null", headers)
+                assert not await link.publish([parcel])
+            await link.close()
+
+        asyncio.run(send())
+        with Inside(queue.worker(broker=vhost)):
+            wait_for(lambda: states(conn) == {"succeeded": 1}, 30)
+        assert ran == [2]
 
     def test_what_waits_is_not_acknowledged_with_later_jobs_where_something_else_of_the_broker_failed(
         self, queue, vhost, monkeypatch

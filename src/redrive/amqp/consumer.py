@@ -134,8 +134,7 @@ class Consumer(Service):
         self._doubtful += [self._succeeded.popleft() for _ in range(len(self._succeeded))]
         while self._ended:
             job = self._ended.popleft()
-            if self._held.get(job.id) is job:
-                del self._held[job.id]
+            self._drop(job)
             if not job.lost:  # else it is not known that anything was written: if it comes again, it is run again
                 self._lately[job.id, job.claim] = None
             if self.receipts.done(job.tag):
@@ -184,7 +183,9 @@ class Consumer(Service):
         parcel.tag = here
         if (parcel.id, parcel.claim) in self._lately:
             self._ended.append(parcel)
-        elif (mine := self._held.get(parcel.id)) is not None and mine.claim == parcel.claim:
+        elif (mine := self._held.get(parcel.id)) is not None and mine.claim > parcel.claim:
+            self._ended.append(parcel)  # a later claim is there, so what became of this one is written
+        elif mine is not None and mine.claim == parcel.claim:
             self.receipts.done(mine.tag)  # the relay has sent it again
             mine.tag = here  # of a connection that was lost: what runs here goes on, and this is its message now
         elif parcel.suspect or message.delivery.redelivered or headers.get("x-delivery-count"):
@@ -247,10 +248,10 @@ class Consumer(Service):
         self.link.renew()  # whatever was amiss: on this channel a later acknowledgement would be one for these too
         for waiting in (*self._bands, self._suspects, self._trials):
             for parcel in waiting:
-                self._held.pop(parcel.id, None)
+                self._drop(parcel)
             waiting.clear()
         for job in self._slots.take_unstarted():
-            self._held.pop(job.id, None)
+            self._drop(job)
             if getattr(job, "home", False):
                 self._home.hand_back([job])
         self.receipts.lose()
@@ -258,6 +259,11 @@ class Consumer(Service):
             self._home.put(one)
         self._doubtful.clear()
         self._succeeded.clear()
+
+    def _drop(self, job: ClaimedJob) -> None:
+        """Have it no more in hand; another claim of the same job may be."""
+        if self._held.get(job.id) is job:
+            del self._held[job.id]
 
     async def _with_postgres(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do what the table is asked for, unless it did not answer a moment ago: then what needs no table goes on."""
@@ -298,7 +304,7 @@ class Consumer(Service):
         settled = await self._home.settled(asked)
         for parcel in asked:
             self._suspects.popleft()
-            (self._ended if parcel.id in settled else self._trials).append(parcel)
+            (self._ended if (parcel.id, parcel.claim) in settled else self._trials).append(parcel)
 
     async def _try(self, parcel: Parcel) -> None:
         """Bring a suspect home, let its message go and run it with nothing new beside it."""

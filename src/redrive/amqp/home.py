@@ -53,14 +53,15 @@ class Home(Writer):
         await self.before_bringing(parcel)
         return bool(await self._control.run(_come_home(self._control.schema, self._worker, [parcel])))
 
-    async def settled(self, parcels: Sequence[Parcel]) -> set[int]:
-        """Of messages that were delivered before: those about which everything is said."""
+    async def settled(self, parcels: Sequence[Parcel]) -> set[tuple[int, int]]:
+        """Of messages that were delivered before: id and claim of those about which everything is said."""
         params = {
             "ids": [each.id for each in parcels],
             "claims": [each.claim for each in parcels],
             "kept": [each.kept for each in parcels],
         }
-        return {row.id for row in await self._control.run(named("settled_at_home", self._control.schema, **params))}
+        rows = await self._control.run(named("settled_at_home", self._control.schema, **params))
+        return {(row.id, row.claim) for row in rows}
 
     async def _say(self, statement: Statement[Any], batch: Sequence[Finished]) -> list[Any]:
         away = [one.job for one in batch if not one.job.home]

@@ -4393,8 +4393,9 @@ WITH given AS MATERIALIZED (
 SELECT id FROM stayed UNION ALL SELECT id FROM arrived
 
 -- name: settled_at_home
--- Of messages that were delivered before: those about which everything is said.
-SELECT g.id
+-- Of messages that were delivered before: those about which everything is said. A job may have two, of an earlier claim and
+-- of a later one: what is said of the one is not said of the other.
+SELECT g.id, g.claim
 FROM unnest(%(ids)s::bigint[], %(claims)s::int[], %(kept)s::boolean[]) AS g(id, claim, kept)
 LEFT JOIN LATERAL (SELECT id, claims, status, locked_by FROM {jobs} WHERE id = g.id) j ON true
 WHERE CASE WHEN g.kept THEN j.id IS NULL OR j.claims > g.claim
