@@ -60,6 +60,18 @@ def found(evidence: Evidence, left: int = 0) -> list[str]:
     return [name for name, broken in judge(7, evidence, [], left).violations.items() if broken]
 
 
+def test_what_was_sent_twice_since_its_relay_was_killed_may_run_twice_long_after():
+    """And only that: the relay's death explains what was being sent then."""
+    evidence = good()
+    run_again_long_after(evidence)
+    evidence.changes[1] = change(2, 1, "pending", None, claims_was=0)
+    assert "unexplained" in found(evidence)
+    evidence.lives[2] = Life(12, RELAYS[0], 0.0, ended=1.6, killed=1.5)
+    assert found(evidence) == []
+    evidence.changes[1] = replace(evidence.changes[1], at=30.0)
+    assert "unexplained" in found(evidence)
+
+
 def test_of_a_good_run_nothing_is_broken_and_the_second_run_has_its_reason():
     assert found(good()) == []
     assert [each.why for each in repeats(good())] == ["killed"]

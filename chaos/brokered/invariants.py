@@ -104,7 +104,18 @@ def why(evidence: Evidence, first: Try, second: Try) -> str:
         return "stopped"
     if second.claim < first.claim:
         return _message_hit(evidence, first.n, second.began)
-    return _relay_hit(evidence, first.began - CONFIRMED, until)
+    if reason := _relay_hit(evidence, first.began - CONFIRMED, until):
+        return reason
+    # Two messages of one claim may wait long at the broker: what counts is when the one was sent whose sender lived.
+    moments = (_relay_hit(evidence, sent - CONFIRMED, sent) for sent in _sent(evidence, first))
+    return next(filter(None, moments), "")
+
+
+def _sent(evidence: Evidence, run: Try) -> list[float]:
+    """Say when the row of the claim that was *run* went to the broker."""
+    rows = (change for change in evidence.changes if change.job == run.job and change.was == "pending")
+    sent = (change for change in rows if change.now is None or change.holder == BROKER)
+    return [change.at for change in sent if change.claims_was == run.claim - 1]
 
 
 def _message_hit(evidence: Evidence, n: int, until: float) -> str:
