@@ -412,6 +412,28 @@ def test_a_worker_with_nothing_in_its_hands_gives_back_what_it_holds_by_the_tabl
     assert f"in nobody's hands, they are pending: {stray}" in caplog.text
 
 
+def test_a_job_whose_outcome_is_still_judged_is_in_somebodys_hands(queue, conn):
+    """The user's `target` may take its time; given back meanwhile, the job ran twice and its first outcome was lost."""
+    ran, judged, go = [], threading.Event(), threading.Event()
+
+    def target(_payload):
+        judged.set()
+        return go.wait(20) and "provider"
+
+    @queue.handler("calls", target=target)
+    def calls(_payload):
+        ran.append(1)
+        if len(ran) == 1:
+            raise ConnectionRefusedError
+
+    with Inside(queue, poll=0.2) as inside:
+        job = insert(conn, "calls")
+        assert judged.wait(10)
+        assert inside.worker._known() == [job]
+        go.set()
+        wait_for(lambda: status(conn, job) != "running", 10)
+
+
 def test_a_connection_limit_is_waited_for(db, start, conn):
     """A worker that gets one connection and not the next goes on when it gets it."""
     role = f"small_{os.urandom(4).hex()}"

@@ -207,6 +207,32 @@ def _append_async(order: list[Any]) -> Any:
     return append
 
 
+def test_the_end_of_one_claim_is_not_that_of_a_later_one_of_the_same_job(queue):
+    gates = [threading.Event(), threading.Event()]
+    ran: list[int] = []
+    ended: list[Finished] = []
+
+    @queue.handler("twice")
+    def twice(_payload: Any, job: Any) -> None:
+        ran.append(job.attempt)
+        gates[len(ran) - 1].wait(10)
+
+    async def main() -> None:
+        slots = Slots(queue.worker().handlers, 2, ended.append)
+        slots.start()
+        for claim in (1, 2):
+            slots.add([claimed("twice", id=1, claims=claim)])
+            await asyncio.to_thread(wait_for, lambda claim=claim: len(ran) == claim)
+        gates[0].set()
+        await asyncio.to_thread(wait_for, lambda: ended)
+        assert (slots.held(), slots.in_flight) == ([1], 1)
+        gates[1].set()
+        await asyncio.to_thread(wait_for, lambda: slots.empty)
+        await slots.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 class TestRoom:
     """How much to claim: the free slots, and about 100 ms of work beyond them (CL-09)."""
 

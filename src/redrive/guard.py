@@ -96,6 +96,8 @@ class Guard(Service):
         self._counts: Counter[Target] = Counter()
         self._before: Counter[Target] = Counter()
         self._counted_since = self._before_since = self._now()
+        self._judging: dict[int, int] = {}
+        """Jobs whose outcome is being judged: that may call the user's own code, which takes its time."""
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
 
@@ -103,10 +105,20 @@ class Guard(Service):
 
     def take(self, finished: Finished) -> None:
         """Take an outcome, from the loop or from a handler's thread, and pass on what becomes of the job."""
-        if finished.outcome is not DONE or self._gauges or self._known:
+        if finished.outcome is DONE and not (self._gauges or self._known):
+            self.put(finished)
+            return
+        self._judging[id(finished.job)] = finished.job.id
+        try:
             with self._lock:
                 finished = self._judged(finished)
-        self.put(finished)
+            self.put(finished)
+        finally:
+            del self._judging[id(finished.job)]
+
+    def held(self) -> list[int]:
+        """List the ids of jobs that are neither in a slot any more nor with the writer as yet."""
+        return list(self._judging.values())
 
     def count(self, batch: Sequence[Finished]) -> None:
         """Count what was done, for the usual rate of each target."""

@@ -141,7 +141,7 @@ class PostgresWorker(Worker):
         self.guard.count(batch)
 
     def _known(self) -> list[int]:
-        return [*self.slots.held(), *self.writer.held()]
+        return [*self.slots.held(), *self.guard.held(), *self.writer.held()]  # in the order in which a job passes
 
     # -- life
 

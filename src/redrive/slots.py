@@ -339,7 +339,8 @@ class Slots:
 
     def _end(self, finished: Finished) -> None:
         job = finished.job
-        self.running.pop(job.id, None)
+        if self.running.get(job.id) is job:  # else a later claim of the same job runs here
+            del self.running[finished.job.id]
         if job is self._alone:
             self._alone = None
         if finished.duration is None:

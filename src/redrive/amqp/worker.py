@@ -234,6 +234,7 @@ class BrokerWorker(Worker):
         self.visits.end()
 
     async def _close(self) -> None:
+        self.visits.end()  # once more: a last turn may have begun another vigil
         await self.link.close()
         await self.strays.close()
 
