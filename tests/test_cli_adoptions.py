@@ -71,6 +71,20 @@ def test_a_table_is_connected_shown_filled_and_disconnected(db, conn, map_file):
     assert acts[-1][2] == "enough"
 
 
+def test_redrives_own_table_is_not_adopted(db, conn, map_file, tmp_path):
+    """A trigger of an adoption on it would make jobs of jobs, each of which makes another."""
+    assert "redrive's own table, and nothing to adopt" in redrive(db, "adopt", "redrive.jobs").stderr
+    said = complaint(redrive(db, "adopt", "redrive.jobs", "--map", str(tmp_path / "new.toml"), code=2))
+    assert "there is nothing to map" in said
+    own = tmp_path / "own.toml"
+    text = map_file("mail_jobs").read_text()
+    assert 'table = "public.mail_jobs"' in text
+    own.write_text(text.replace("public.mail_jobs", "redrive.jobs"))
+    said = complaint(redrive(db, "adopt", "connect", "redrive.jobs", "--map", str(own), code=2))
+    assert "redrive.jobs is redrive's own table" in said
+    assert redrive(db, "adopt", "status").stderr == "no table is connected\n"
+
+
 def test_several_buckets_are_taken_in_at_once_and_it_ends(db, conn, map_file):
     make(conn, "mail_jobs")
     conn.execute(SEED)

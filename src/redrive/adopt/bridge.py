@@ -62,6 +62,8 @@ class Plan:
         """
         self.schema = schema
         self.table = look(conn, mapping.table)
+        if self.table.is_redrives:
+            raise InvalidOption(f"{self.table.qualified} is redrive's own table: its workers work it as it is")
         self.mapping = fitted(mapping, self.table)
         self.wanted = wanted
         self.beside = not wanted.legacy_stopped

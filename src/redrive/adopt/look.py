@@ -80,6 +80,10 @@ class Index:
     """None where it is an expression."""
 
 
+_OWN = {"claims", "crashes", "alone", "superseded", "fingerprint", "locked_by"}
+"""Columns that only redrive's own table has together."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table."""
@@ -101,6 +105,11 @@ class Table:
     """Whether this role sees only the rows that the policies let through."""
     columns: tuple[Column, ...]
     indexes: tuple[Index, ...]
+
+    @property
+    def is_redrives(self) -> bool:
+        """Whether it is redrive's own table of jobs, here or of another schema: adopted it would make jobs of jobs."""
+        return {column.name for column in self.columns} >= _OWN
 
     def column(self, name: str) -> Column | None:
         """Find a column by its name."""

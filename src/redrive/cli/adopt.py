@@ -97,6 +97,10 @@ def adopt(
         raise Misused("--dry-run, --yes and --reason are of --in-place: a look changes nothing")
     with _connection(database_url) as conn, _patient(table):
         found = survey(conn, table)
+        if map_file is not None and found.table.is_redrives:
+            raise Misused(
+                f"{found.table.qualified} is redrive's own table: there is nothing to map, its workers work it as it is"
+            )
         mapping = _mapping(conn, found, map_file, zone or max_attempts)
         made = _report(conn, found, mapping, zone=zone, most=max_attempts, seconds=timeout)
         if in_place:
@@ -126,6 +130,9 @@ def _next(table: str, map_file: str | None, found: Survey) -> None:
     """Say how it goes on."""
     from redrive.adopt.inplace import suits
 
+    if found.table.is_redrives:
+        screen.note("it is redrive's own table, and nothing to adopt: see `redrive jobs`, `redrive doctor`")
+        return
     if map_file is None and suits(found):
         screen.note(
             f"it is the tutorial's: redrive adopt {table} --in-place --dry-run shows how it becomes redrive's own"
