@@ -39,7 +39,7 @@ class Breaker:
     window: float = 300.0
     """Seconds after which a failure is forgotten."""
     probe_every: float = 5.0
-    """Seconds until the first probe; each next one waits twice as long."""
+    """Seconds until the first probe, and until the second; from there on each waits twice as long."""
     probe_longest: float = 60.0
     """The longest wait between two probes, in seconds."""
     peak: float = 2.0
