@@ -16,7 +16,7 @@ from chaos.brokered.faults import STRIKE
 from chaos.brokered.invariants import judge, repeats
 from chaos.brokered.plan import GRAND, RELAYS, SMALL, TOLD, plan
 from chaos.brokered.stage import Balancer
-from chaos.evidence import Change, Evidence, Failure, Life, Row, Try
+from chaos.evidence import EVERYBODY, Change, Evidence, Failure, Life, Row, Try
 from chaos.report import Circumstances
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +70,14 @@ def test_what_was_sent_twice_since_its_relay_was_killed_may_run_twice_long_after
     assert found(evidence) == []
     evidence.changes[1] = replace(evidence.changes[1], at=30.0)
     assert "unexplained" in found(evidence)
+
+
+def test_what_was_sent_twice_since_the_broker_was_killed_may_run_twice_long_after():
+    evidence = good()
+    run_again_long_after(evidence)
+    evidence.changes[1] = change(2, 1, "pending", None, claims_was=0)
+    evidence.cut_off = [(EVERYBODY, 0.5, 1.0)]
+    assert found(evidence) == []
 
 
 def test_of_a_good_run_nothing_is_broken_and_the_second_run_has_its_reason():

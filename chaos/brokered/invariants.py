@@ -13,7 +13,7 @@ from itertools import pairwise
 from chaos import invariants as usual
 from chaos.brokered.plan import RELAYS
 from chaos.conductor import Struck
-from chaos.evidence import Evidence, Try
+from chaos.evidence import EVERYBODY, Evidence, Try
 from chaos.invariants import INVARIANTS, Repeat
 from chaos.verdict import SILENT, Verdict
 from redrive.sql import BROKER
@@ -135,7 +135,7 @@ def _relay_hit(evidence: Evidence, since: float, until: float) -> str:
             spans = [(life.killed, life.killed), (life.ended, life.ended), *life.frozen, *life.starved]
             if any(a <= until and b >= since for a, b in spans):
                 return "its relay was killed, frozen or stopped"
-    ways = {evidence.ways.get(name) for name in RELAYS} | {f"slot {name}" for name in RELAYS}
+    ways = {evidence.ways.get(name) for name in RELAYS} | {f"slot {name}" for name in RELAYS} | {EVERYBODY}
     if any(a <= until and b >= since for way, a, b in evidence.cut_off if way in ways):
         return "its relay was cut off"
     return ""
