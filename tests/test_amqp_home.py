@@ -13,6 +13,7 @@ from redrive.job import Holder
 from redrive.sql import BROKER
 from redrive.statements import named, run
 from support import wait_for
+from support_engine import Running
 
 WORKER = "host:1:abcdef"
 TAKES = {
@@ -94,3 +95,21 @@ def test_what_has_ended_does_not_come_home_again(conn, job_id, way):
     assert settled(conn, parcel)
     assert home(conn, parcel) == []
     assert row(conn)[:2] == ("pending", 1)
+
+
+def test_no_vigil_outlives_its_worker(db, conn):
+    """A turn during the goodbye began one more: its worker would look alive for good, in a process that lives on."""
+    queue = Queue(db)
+    queue.handler("mail")(lambda _payload: None)
+    worker = queue.worker(broker="amqp://guest:guest@127.0.0.1:1/", grace=1.0)
+    running = Running(worker)
+    wait_for(lambda: hasattr(worker, "visits") and worker.visits._said > 0)
+
+    async def words() -> None:  # a job that is at home has not ended, and its turn comes meanwhile
+        await worker.visits.say(home=True)
+        assert worker.visits._vigil is not None
+
+    worker.consumer.last_words = words
+    running.stop()
+    queue.close()
+    assert worker.visits._vigil is None
