@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shell import answer, complaint, redrive
+from shell import answer, complaint, insert, redrive
 
 
 def test_open_list_and_close(db):
@@ -22,10 +22,57 @@ def test_open_list_and_close(db):
     assert [row["state"] for row in answer(db, "breakers", "list", "--closed")] == ["closed"]
 
 
+def test_jobs_that_their_own_try_has_put_off_are_counted_with_those_that_wait(db, conn):
+    """All that met an outage are put off, and a person on call read: WAITING 0."""
+    conn.execute(
+        """insert into redrive.jobs (kind, lane, priority, run_at)
+        select 'mail', lane, 5, now() + interval '1 hour' from unnest(array['acme', 'acme', 'other']) lane"""
+    )
+    insert(conn, "export", 2)
+    for name in (["mail"], ["mail", "acme"], ["export"], ["nothing"]):
+        redrive(db, "breakers", "open", *name)
+    rows = {(row["kind"], row["target"]): (row["waiting"], row["due"]) for row in answer(db, "breakers", "list")}
+    assert rows == {("mail", ""): (3, 0), ("mail", "acme"): (2, 0), ("export", ""): (2, 2), ("nothing", ""): (0, 0)}
+    insert(conn, "mail")
+    notes = answer(db, "health", "--workers", "0")["notes"]
+    told = "4 jobs wait, 1 of them due", "2 jobs wait, none of them due", "2 jobs wait, no probe", "no job waits"
+    for said in told:
+        assert any(said in note for note in notes), notes
+    [header, *_] = redrive(db, "breakers", "list").stdout.splitlines()
+    assert header.split()[4:6] == ["WAITING", "DUE"]
+
+
+def test_how_long_a_kind_has_been_held_is_told_in_plain_words(db, conn):
+    redrive(db, "breakers", "open", "mail", "--reason", "maintenance", "--by", "ada")
+    conn.execute("update redrive.breakers set opened_at = now() - interval '10 min'")
+    [note] = answer(db, "health", "--workers", "0")["notes"]
+    assert note.startswith("breaker: mail has been held for 10 min, no job waits, no probe is sent: maintenance (ada)")
+
+
 def test_a_target_and_a_hold(db):
     row = answer(db, "breakers", "open", "hook", "api.example.com", "--hold", "2h")
     assert (row["kind"], row["target"], row["by_hand"]) == ("hook", "api.example.com", False)
     assert "a probe in" in redrive(db, "breakers", "list").stdout
+
+
+def test_where_a_breaker_is_not_open_it_is_said_what_is(db):
+    def hint(*name):
+        done = redrive(db, "breakers", "close", *name, code=1)
+        assert done.stdout.strip() == f"{' '.join(name)}: not open"
+        return done.stderr.strip().removeprefix("note: ")
+
+    assert hint("webhook") == "no breaker is open"
+    for target in ("api.example.com", "b.example.com"):
+        redrive(db, "breakers", "open", "webhook", target)
+    redrive(db, "breakers", "open", "mail")
+    assert hint("webhook") == "open of kind webhook: webhook api.example.com, webhook b.example.com"
+    assert hint("webhook", "c.example.com") == hint("webhook")
+    assert hint("mail", "acme") == "open of kind mail: mail"
+    assert hint("mials") == "did you mean: mail"
+    assert hint("fax") == "open: mail, webhook api.example.com, webhook b.example.com"
+    redrive(db, "breakers", "close", "mail")
+    assert hint("mail") == "its jobs are let out already, 1/s now; --at-once lets all of them go"
+    assert answer(db, "breakers", "close", "fax", code=1) is None
 
 
 @pytest.mark.parametrize(

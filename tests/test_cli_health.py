@@ -132,6 +132,33 @@ def test_a_kind_that_no_live_worker_knows_is_unhealthy_after_half_a_minute(db, c
     assert problem.endswith("and no live worker knows it")
 
 
+def test_a_kind_that_goes_over_the_broker_is_unhealthy_after_half_a_minute_without_a_relay(db, conn):
+    beat(conn)
+    redrive(db, "route", "mail", "amqp")
+    insert(conn, "mail")
+    assert problems(db, code=0) == []
+    conn.execute("update redrive.jobs set run_at = now() - interval '1 min'")
+    [problem] = problems(db)
+    assert problem.startswith("kind mail is due for 1 min; it goes over the broker, and no relay is alive: start")
+    redrive(db, "pause", "mail")
+    assert problems(db, code=0) == []
+    redrive(db, "resume", "mail")
+    beat(conn, "relay:1:abcdef", kinds=[], silent="5 min")
+    assert len(problems(db)) == 1
+    conn.execute("update redrive.workers set heartbeat_at = now()")
+    assert problems(db, code=0) == []
+
+
+def test_a_relay_that_comes_from_cron_is_missed_once_jobs_are_too_old(db, conn):
+    redrive(db, "route", "mail", "amqp")
+    conn.execute("insert into redrive.jobs (kind, run_at) values ('mail', now() - interval '1 min')")
+    assert problems(db, "--workers", "0", code=0) == []
+    [problem] = problems(db, "--workers", "0", "--max-age", "30")
+    assert problem.endswith("; the kind goes over the broker, and no relay is alive: start redrive relay")
+    [_, problem] = problems(db)
+    assert problem.endswith("it goes over the broker, and no relay is alive: start redrive relay")
+
+
 def test_jobs_of_a_holder_that_fell_silent_are_unhealthy_once_they_should_have_been_taken_back(db, conn):
     beat(conn)
     beat(conn, "box:2:bbbbbb", silent="45 s")

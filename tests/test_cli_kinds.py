@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from shell import answer, beat, complaint, insert, redrive
 
@@ -13,7 +16,7 @@ def test_pause_list_and_resume(db):
     assert "the provider is down" in redrive(db, "kinds").stdout
     redrive(db, "resume", "mail")
     assert redrive(db, "resume", "mail", code=1).stdout.strip() == "mail: not paused"
-    assert "no kind is paused, limited or routed" in redrive(db, "kinds").stderr
+    assert "no kind is paused, limited, held or routed" in redrive(db, "kinds").stderr
 
 
 def test_all_kinds_at_once_and_until(db):
@@ -31,10 +34,6 @@ def test_limits_are_said_in_units_that_people_use(db):
     assert redrive(db, "limit", "mail", "--none").stdout.strip() == "mail: no limits"
 
 
-def way(said):
-    return ["amqp"] if said == ["route"] else []
-
-
 def test_a_kind_that_is_paused_and_goes_over_the_broker_shows_both(db):
     redrive(db, "route", "mail", "amqp")
     assert redrive(db, "kinds").stdout.splitlines()[1].split()[:2] == ["mail", "broker"]
@@ -42,17 +41,99 @@ def test_a_kind_that_is_paused_and_goes_over_the_broker_shows_both(db):
     assert redrive(db, "kinds").stdout.splitlines()[1].split()[:3] == ["mail", "paused,", "broker"]
 
 
-def test_a_kind_that_nobody_knows_is_told_since_its_pause_would_hold_nothing(db, conn):
+def test_a_route_is_told_with_its_reason_and_with_the_relay_that_it_lacks(db, conn):
+    done = redrive(db, "route", "mail", "amqp", "--reason", "the newsletter", "--by", "ada")
+    assert done.stdout.strip() == "mail: amqp, by ada: the newsletter"
+    lacks = "note: no relay is alive: jobs of kind mail wait in the table until one is started"
+    assert done.stderr.startswith(lacks)
+    assert redrive(db, "route").stderr.startswith(lacks)
+    assert answer(db, "route", "mail", "amqp") == {"kind": "mail", "route": "amqp"}
+    done = redrive(db, "route", "mail", "postgres")
+    assert (done.stdout.strip(), done.stderr) == ("mail: postgres", "")
+    beat(conn, "relay:1:abcdef", kinds=[])
+    assert redrive(db, "route", "mail", "amqp").stderr == ""
+
+
+def test_what_is_set_is_told_with_its_reason(db):
+    limited = redrive(db, "limit", "mail", "--running", 2, "--reason", "they asked", "--by", "ada")
+    assert limited.stdout.strip() == "mail: 2 at once, by ada: they asked"
+    redrive(db, "pause", "mail")
+    resumed = redrive(db, "resume", "mail", "--reason", "it is up", "--by", "ada")
+    assert resumed.stdout.strip() == "mail resumed, by ada: it is up"
+
+
+def test_that_a_breaker_holds_a_kind_is_told(db):
+    """A person on call looks here first, and found nothing."""
+    redrive(db, "breakers", "open", "mail", "--reason", "they are down", "--by", "ada")
+    redrive(db, "limit", "mail", "--running", 2)
+    for target in "abcd":
+        redrive(db, "breakers", "open", "hook", target)
+    redrive(db, "breakers", "open", "fax")
+    redrive(db, "breakers", "close", "fax")
+    fax, hook, mail = redrive(db, "kinds").stdout.splitlines()[1:]
+    assert fax.split()[:4] == ["fax", "breaker", "closing", "0"]
+    assert hook.split()[:4] == ["hook", "breaker", "open", "0"]
+    assert hook.count("has been held") == 3
+    assert hook.endswith("; 1 more, see `redrive breakers list`")
+    assert mail.split()[:7] == ["mail", "breaker", "open", "0", "2", "at", "once"]
+    assert mail.endswith("no job waits, no probe is sent: they are down (ada)")
+    told = {row["kind"]: [each["state"] for each in row["breakers"]] for row in answer(db, "kinds")}
+    assert told == {"fax": ["closing"], "hook": ["open"] * 4, "mail": ["open"]}
+    for name in (["mail"], ["fax"], *(["hook", target] for target in "abcd")):
+        redrive(db, "breakers", "close", *name, "--at-once")
+    assert [row["kind"] for row in answer(db, "kinds")] == ["mail"], "of the others nothing is set"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "pause {}",
+        "limit {} --running 1",
+        "route {} postgres",
+        "breakers open {}",
+        "enqueue {}",
+        "schedules add nightly {} @daily",
+        "topics add invoice.paid {}",
+    ],
+)
+def test_a_kind_that_nobody_knows_is_told_whatever_is_done_with_it(db, conn, said):
+    def told(kind):
+        return redrive(db, *said.format(kind).split()).stderr.strip()
+
+    assert told("export") == "", "nothing was ever here"
     insert(conn, "send_email")
-    assert redrive(db, "pause", "export").stderr == "", "without a worker nobody can tell"
-    assert "did you mean 'send_email'?" in redrive(db, "route", "send_emial", "amqp").stderr
+    insert(conn, "report", status="succeeded")
+    assert told("receipt") == "", "before the first worker has come nobody can tell"
+    assert "nothing is known of kind 'send_emial' (did you mean 'send_email'?); known are: " in told("send_emial")
     beat(conn)
-    for said in (["pause"], ["limit", "--running", "1"], ["breakers", "open"], ["route"]):
-        told = redrive(db, *said, "send_emial", *way(said)).stderr
-        assert "no live worker knows 'send_emial', and no such job waits (did you mean 'send_email'?)" in told
-        assert told.rstrip().endswith("known are: mail, send_email")
-        assert redrive(db, *said, "send_email", *way(said)).stderr == ""
+    assert told("invoice").startswith("note: no live worker knows kind 'invoice'; known are: ")
+    assert {told(kind) for kind in ("mail", "send_email", "report")} == {""}
+    beat(conn, silent="5 min", name="box:2:abcdef", kinds=["fax"])
+    conn.execute("update redrive.workers set heartbeat_at = now() - interval '1 hour'")
+    assert told("webhook").startswith("note: no worker is alive, and nothing is known of kind 'webhook'; known are: ")
+    assert told("fax") == "", "a worker that was here knew it"
+
+
+def test_what_is_set_for_a_kind_makes_it_known(db, conn):
+    beat(conn)
+    assert "no live worker knows kind 'export'" in redrive(db, "pause", "export").stderr
+    assert redrive(db, "enqueue", "export").stderr == ""
     assert redrive(db, "pause", "--all").stderr == ""
+
+
+def test_a_doubt_stops_nothing(db, conn):
+    """A role that may enqueue need not be allowed to read what workers and operators wrote."""
+    beat(conn)
+    role = f"clerk_{os.getpid()}"
+    conn.execute(
+        f"create role {role}; grant usage on schema redrive to {role};"
+        f"grant select, insert, update on redrive.jobs to {role}; grant select on redrive.migrations to {role}"
+    )
+    try:
+        done = redrive(make_conninfo(db, options=f"-c role={role}"), "enqueue", "export")
+        assert (done.stdout, done.stderr) == ("job 1 enqueued\n", "")
+    finally:
+        conn.execute(f"drop owned by {role}; drop role {role}")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from shell import NOBODY, answer, complaint, insert, on_terminal, process, redrive
+from shell import NOBODY, answer, beat, complaint, insert, on_terminal, process, redrive
 from support import wait_for
 
 WORKER = (
@@ -78,6 +78,15 @@ def test_of_a_kind_over_the_broker_it_is_not_told_when_the_table_drains(db, conn
     assert "never" not in shown
     [mail] = answer(db, "top")["kinds"]
     assert (mail["routed"], mail["drains_in"], mail["there"]) == (True, None, None)
+
+
+def test_that_no_relay_is_alive_is_told_where_one_is_wanted(db, conn):
+    redrive(db, "route", "mail", "amqp")
+    assert "no relay is alive" not in redrive(db, "top", "--once").stdout, "nothing waits for one"
+    insert(conn, "mail", 3)
+    assert "kind mail goes over the broker, and no relay is alive" in redrive(db, "top", "--once").stdout
+    beat(conn, "relay:1:abcdef", kinds=[])
+    assert "no relay is alive" not in redrive(db, "top", "--once").stdout
 
 
 def test_an_empty_installation_is_no_error(db):

@@ -198,7 +198,9 @@ def _others(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
             what = f"{row.kind}, {row.target}" if row.target else row.kind
             why = f": {mask_text(row.reason)}" if row.reason else ""
             text = f"jobs of {what} are held for {span(age)}, since what they call is down{why}"
-            yield Found(rule="breaker", subject=row.name, text=text, value=1.0, link=_search("status:due", row.kind))
+            yield Found(
+                rule="breaker", subject=row.name, text=text, value=1.0, link=_search("status:pending", row.kind)
+            )
     for row in seen.workers:
         if not row.alive and row.silent_for < GONE_FOR:
             text = f"worker {row.name} fell silent {span(row.silent_for)} ago, without a goodbye"

@@ -20,6 +20,7 @@ from redrive.handlers import Handler
 from redrive.settings import seconds
 from redrive.sql import spoken
 from redrive.statements import Statement, known
+from redrive.words import counted, number
 
 if TYPE_CHECKING:
     from redrive.schedules import Desk
@@ -53,7 +54,9 @@ class State:
     rate: float | None = None
     """While it is closing: jobs a second that are let through now."""
     waiting: int = 0
-    """Due jobs that wait; of more than 10,000, so many."""
+    """Jobs that wait, due or not; of more than 10,000, so many."""
+    due: int = 0
+    """Of these, the ones that would run now: a try that met the outage has put its job off for a while."""
     opened: bool = False
     """It was closed before."""
 
@@ -61,6 +64,18 @@ class State:
     def name(self) -> str:
         """Its kind, and its target where it has one."""
         return f"{self.kind} {self.target}" if self.target else self.kind
+
+    @property
+    def waiting_in_words(self) -> str:
+        """Say how many jobs wait, and how many of them are due where not all are."""
+        if not self.waiting:
+            return "no job waits"
+        many = counted(self.waiting, "job waits", "jobs wait", more=self.waiting >= MOST_COUNTED)
+        if self.due == self.waiting:
+            return many
+        if self.waiting >= MOST_COUNTED:
+            return f"{many}, {number(self.due)} or more of them due"
+        return f"{many}, {number(self.due) if self.due else 'none'} of them due"
 
 
 Rows = list[State]  # within Breakers, list is its method

@@ -22,11 +22,15 @@ from redrive.sql import ROUTES, spoken
 from redrive.statements import Statement
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from redrive.schedules import Desk
 
 ALL = "*"
 """Every kind, for a pause."""
 MOST = 2**31 - 1
+NO_RELAY = "goes over the broker, and no relay is alive: start redrive relay"
+"""What is to be said of a routed kind whose jobs wait where :func:`relayed` is false."""
 RATES = (1e-6, 1e6)
 YEAR = 31_536_000
 
@@ -199,13 +203,13 @@ class Kinds:
         """Route a kind from async code; see :meth:`route`."""
         return (await self._queue.ask_async(self._route(kind, route, by, reason), connection))[0]
 
-    def list(self, *, connection: Borrowed | None = None) -> Rows:
-        """List the kinds for which something is set."""
-        return self._queue.ask(self._said("list_kinds", None), connection)
+    def list(self, *, broken: bool = False, connection: Borrowed | None = None) -> Rows:
+        """List the kinds for which something is set, and on demand those that only a breaker holds or lets out."""
+        return self._queue.ask(self._said("list_kinds", None, broken=broken), connection)
 
-    async def list_async(self, *, connection: AsyncBorrowed | None = None) -> Rows:
-        """List the kinds for which something is set, from async code."""
-        return await self._queue.ask_async(self._said("list_kinds", None), connection)
+    async def list_async(self, *, broken: bool = False, connection: AsyncBorrowed | None = None) -> Rows:
+        """List kinds from async code; see :meth:`list`."""
+        return await self._queue.ask_async(self._said("list_kinds", None, broken=broken), connection)
 
     def _pause(self, kind: str | Handler[Any, Any], by: str, reason: str, until: datetime | None) -> Statement[Kind]:
         if until is not None and not isinstance(until, datetime):
@@ -242,6 +246,11 @@ class Kinds:
     def _said(self, statement: str, kind: str | Handler[Any, Any] | None, **params: Any) -> Statement[Kind]:
         said = {"kind": None if kind is None else _name(kind), **params}
         return Statement(spoken(statement, self._queue.schema), class_row(Kind), said)
+
+
+def relayed(workers: Iterable[Any]) -> bool:
+    """Tell from the rows of :func:`redrive.store.workers` whether a relay is alive: it is one that runs no kind."""
+    return any(worker.alive and not worker.kinds for worker in workers)
 
 
 def _paused(rows: Rows, until: datetime | None) -> Kind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redrive.amqp import management
+from redrive.kinds import relayed
 
 if TYPE_CHECKING:
     from redrive.diagnosis import Patient
@@ -39,7 +40,7 @@ def routed(patient: Patient) -> set[str]:
 
 def _relays(patient: Patient, routed: set[str]) -> None:
     due = [row for row in patient.ask("oldest_due") if row.kind in routed]
-    if due and not any(row.alive and not row.kinds for row in patient.ask("list_workers")):  # a relay runs no kind
+    if due and not relayed(patient.ask("list_workers")):
         kinds = ", ".join(row.kind for row in due)
         patient.bad(
             f"no relay is alive, and jobs that go over the broker are due: of kind {kinds}",

@@ -15,12 +15,12 @@ from psycopg.rows import class_row, namedtuple_row
 from redrive import stats, store
 from redrive.amqp.management import Broker, ails
 from redrive.breakers import State
-from redrive.kinds import Kind
+from redrive.kinds import NO_RELAY, Kind, relayed
 from redrive.masking import mask_text
 from redrive.reaper import OWN_NAME
 from redrive.sql import AMQP
 from redrive.statements import Statement, lenient
-from redrive.words import clean, jobs, number, one_line, span
+from redrive.words import clean, counted, jobs, number, one_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,13 +122,13 @@ def late(reading: Reading, workers: Sequence[Any]) -> Part:
     """Is work late? What waits, by kind, and for how long; *workers* as :func:`working` has read them."""
     part = Part("late")
     depths = part.read(reading.ask, "jobs by kind", stats.depths(reading.settings.schema, MOST))
-    kinds = part.read(reading.ask, "kinds", lenient("list_kinds", reading.settings.schema, class_row(Kind), kind=None))
+    which = {"kind": None, "broken": False}
+    kinds = part.read(reading.ask, "kinds", lenient("list_kinds", reading.settings.schema, class_row(Kind), **which))
     known = {kind for worker in workers if worker.alive for kind in worker.kinds}
     how = {"kind": None, "closed": False, "most": MOST}
     breakers: Statement[State] = lenient("list_breakers", reading.settings.schema, class_row(State), **how)
     states = part.read(reading.ask, "breakers", breakers)
-    relayed = any(worker.alive and not worker.kinds for worker in workers)
-    held = {row.kind: said for row in kinds if (said := _held(row, relayed=relayed))}
+    held = {row.kind: said for row in kinds if (said := _held(row, no_relay=not relayed(workers)))}
     # What holds a kind is what there is to say of it; that its jobs are late follows.
     whole = {row.kind for row in states if not row.target}
     paused: dict[str, float] = {}
@@ -155,25 +155,24 @@ def late(reading: Reading, workers: Sequence[Any]) -> Part:
     return part
 
 
-def _held(row: Kind, *, relayed: bool) -> str:
+def _held(row: Kind, *, no_relay: bool) -> str:
     if row.paused:
         return "is paused"
-    if row.route == AMQP and not relayed:
-        return "goes over the broker, and no relay is alive: start redrive relay"
+    if row.route == AMQP and no_relay:
+        return NO_RELAY
     return "has limits" if row.limited else ""
 
 
 def _breaker(row: State) -> tuple[Level, str, str]:
-    waiting = f"{jobs(row.waiting)} due wait{'s' * (row.waiting == 1)}"
     why = f": {mask_text(row.reason)}" if row.reason else ""
     if row.state == "closing":
         return (
             "note",
-            f"what {row.name} calls answers again, and {waiting} to be let out at a rising rate",
+            f"what {row.name} calls answers again; {row.waiting_in_words}, let out at a rising rate",
             _kind(row.kind),
         )
     held = "is held by hand" if row.by_hand else "waits for a service that is down"
-    return "note" if row.by_hand else "bad", f"{row.name} {held}, {waiting}{why}", _kind(row.kind)
+    return "note" if row.by_hand else "bad", f"{row.name} {held}, {row.waiting_in_words}{why}", _kind(row.kind)
 
 
 def flow(counted: stats.Stats) -> Part:
@@ -309,7 +308,10 @@ def _judge_server(part: Part, row: Any) -> None:
     if (row.behind or 0.0) > HELD_LONG:
         part.found("note", f"this replica has replayed nothing for {span(row.behind)}")
     if row.idle_slots:
-        part.found("note", f"{row.idle_slots} replication slots are not in use, and keep what nobody reads")
+        idle = counted(
+            row.idle_slots, "replication slot is not in use, and keeps", "replication slots are not in use, and keep"
+        )
+        part.found("note", f"{idle} what nobody reads")
 
 
 def at_broker(now: Broker) -> Part:

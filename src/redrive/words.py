@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NEVER = datetime.max.replace(tzinfo=UTC)
 """A time that Python can't hold, such as Postgres' infinity."""
@@ -72,6 +76,22 @@ def instant(when: datetime | None) -> str | None:
 def jobs(count: int, which: str = "") -> str:
     """Write a number of jobs."""
     return f"{number(count)} {which}{' ' * bool(which)}job{'s' * (count != 1)}"
+
+
+def counted(count: int, one: str, many: str = "", *, more: bool = False) -> str:
+    """Write a count with what it counts, and where that is part of a sentence with its verb as well.
+
+    ``counted(1, "row")`` is 1 row, ``counted(2, "row waits", "rows wait")`` is 2 rows wait. With *more* the count is as
+    far as was counted, and gets a +.
+    """
+    single = count == 1 and not more
+    return f"{number(count)}{'+' * more} {one if single else many or f'{one}s'}"
+
+
+def there_are(names: Sequence[str], most: int = 20) -> str:
+    """Name what there is of something, no more than *most*, or say that there is nothing."""
+    more = f" and {number(len(names) - most)} more" if names[most:] else ""
+    return f"there are: {', '.join(names[:most])}{more}" if names else "there are none"
 
 
 def number(count: int) -> str:

@@ -121,9 +121,8 @@ def connect(
         if dry_run:
             _show_script(plan.script(), as_json=as_json)
             return
-        done = bridge.connect(now.conn, plan, by=by, reason=reason)
-        if mapping.kind is not None and not as_json:
-            now.doubt(mapping.kind)
+        with now.doubting(mapping.kind or ""):
+            done = bridge.connect(now.conn, plan, by=by, reason=reason)
     if as_json:
         screen.document({"table": plan.mapping.table, **done})
         return

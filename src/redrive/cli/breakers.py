@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,13 +11,14 @@ from redrive.cli import screen
 from redrive.cli.exits import PROBLEM
 from redrive.cli.options import as_json, database, examples, operator
 from redrive.cli.screen import Cell
-from redrive.cli.session import session
+from redrive.cli.session import Session, session
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from redrive.breakers import State
 
+MOST_NAMED = 10
 COLOURS = {"open": "bold red", "closing": "yellow", "closed": ""}
 
 
@@ -49,11 +51,14 @@ def breakers() -> None:
 @as_json
 @database
 def list_(*, closed: bool, database_url: str | None, schema: str | None, as_json: bool) -> None:
-    """List the breakers that hold jobs or let them out: since when, why, the next probe, and how many jobs wait."""
+    """List the breakers that hold jobs or let them out: since when, why, the next probe, and how many jobs wait.
+
+    WAITING are all that wait; DUE are those of them that would run now. A try that met the outage has put its job off.
+    """
     with session(database_url, schema) as now:
         rows = now.queue.breakers.list(closed=closed, connection=now.conn)
     if as_json:
-        screen.document([_record(row) for row in rows])
+        screen.document([record(row) for row in rows])
         return
     if not rows:
         screen.note("no breaker is open" if not closed else "no breaker was open of late")
@@ -64,15 +69,16 @@ def list_(*, closed: bool, database_url: str | None, schema: str | None, as_json
             row.target or "(all)",
             Cell(row.state, COLOURS[row.state]),
             screen.ago(row.opened_at, now.now),
-            _waiting(row),
+            _count(row, row.waiting),
+            _count(row, row.due),
             str(row.probes),
             _next(row, now.now),
             screen.one_line(_reason(row), 0 if screen.on_terminal() else 300),
         ]
         for row in rows
     ]
-    headers = ("KIND", "TARGET", "STATE", "OPENED", "WAITING", "PROBES", "NEXT", "REASON")
-    screen.table(headers, lines, right=("WAITING", "PROBES"))
+    headers = ("KIND", "TARGET", "STATE", "OPENED", "WAITING", "DUE", "PROBES", "NEXT", "REASON")
+    screen.table(headers, lines, right=("WAITING", "DUE", "PROBES"))
 
 
 @breakers.command(
@@ -104,11 +110,10 @@ def open_(
     from redrive.settings import seconds
 
     wait = None if hold is None else seconds(hold, "--hold")
-    with session(database_url, schema) as now:
+    with session(database_url, schema) as now, now.doubting(kind):
         row = now.queue.breakers.open(kind, target, by=by or operator(), reason=reason, hold=wait, connection=now.conn)
-        now.doubt(row.kind)
     if as_json:
-        screen.document(_record(row))
+        screen.document(record(row))
     else:
         click.echo(screen.one_line(f"{row.name}: open, {_next(row, now.now)}"))
 
@@ -143,36 +148,56 @@ def close(
         row = now.queue.breakers.close(
             kind, target, by=by or operator(), reason=reason, at_once=at_once, connection=now.conn
         )
+        hint = "" if row is not None else _instead(now, kind, target)
     if as_json:
-        screen.document(None if row is None else _record(row))
+        screen.document(None if row is None else record(row))
     elif row is not None:
         rate = "" if row.rate is None else f", {row.rate:.3g}/s to begin with"
         click.echo(screen.one_line(f"{row.name}: {row.state}{rate if row.state == 'closing' else ''}"))
     else:
         click.echo(screen.one_line(f"{f'{kind} {target}'.strip()}: not open"))
     if row is None:
+        screen.note(screen.one_line(f"note: {hint}"))
         raise click.exceptions.Exit(PROBLEM)
+
+
+def _instead(now: Session, kind: str, target: str) -> str:
+    """Say what is open where nothing of that name is: of the same kind, of one that is spelt alike, or else."""
+    rows = now.queue.breakers.list(connection=now.conn)
+    mine = next((row for row in rows if (row.kind, row.target) == (kind, target)), None)
+    if mine is not None:
+        return f"its jobs are let out already, {mine.rate or 0:.3g}/s now; --at-once lets all of them go"
+    rows = [row for row in rows if row.state == "open"]
+    same = [row.name for row in rows if row.kind == kind]
+    near = get_close_matches(kind, {row.kind for row in rows}, 3)
+    names = same or [row.name for row in rows if row.kind in near] or [row.name for row in rows]
+    if not names:
+        return "no breaker is open"
+    more = f" and {len(names) - MOST_NAMED} more, see `redrive breakers list`" if names[MOST_NAMED:] else ""
+    what = f"open of kind {kind}" if same else "did you mean" if near else "open"
+    return f"{what}: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def in_words(row: State, now: datetime) -> str:
     """Say of a breaker that is not closed what it does to the jobs."""
-    held = f"{_waiting(row)} jobs wait"
     if row.state == "closing":
-        return f"{row.name} was down; {held} and are let out, {row.rate or 0:.3g}/s now"
-    since = screen.ago(row.opened_at, now)
-    return screen.one_line(f"{row.name} is held since {since}, {held}, {_next(row, now)}: {_reason(row)}")
+        return screen.one_line(f"{row.name} was down; {row.waiting_in_words}, let out at {row.rate or 0:.3g}/s now")
+    held = f"has been held for {screen.span((now - row.opened_at).total_seconds())}"
+    probe = "no probe is sent" if row.probe_at is None else _next(row, now)
+    return screen.one_line(f"{row.name} {held}, {row.waiting_in_words}, {probe}: {_reason(row)}")
 
 
-def _record(row: State) -> dict[str, Any]:
+def record(row: State) -> dict[str, Any]:
+    """Give a breaker for a script, its reason masked."""
     from redrive.curtain import text
 
     return {**vars(row), "reason": text(row.reason)}
 
 
-def _waiting(row: State) -> str:
+def _count(row: State, jobs: int) -> str:
     from redrive.breakers import MOST_COUNTED
 
-    return f"{screen.number(row.waiting)}{'+' if row.waiting >= MOST_COUNTED else ''}"
+    return f"{screen.number(jobs)}{'+' if row.waiting >= MOST_COUNTED else ''}"
 
 
 def _next(row: State, now: datetime) -> str:

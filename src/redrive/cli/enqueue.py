@@ -76,7 +76,8 @@ def enqueue(
         now.queue.handlers = handlers or now.queue.handlers
         times = {"run_at": after(run_at, now.now), "expires_at": after(expires_at, now.now)}
         options |= {name: value for name, value in times.items() if value is not None}
-        answer = now.queue.enqueue(kind, data, connection=now.conn, key=key, **options)
+        with now.doubting(kind):
+            answer = now.queue.enqueue(kind, data, connection=now.conn, key=key, **options)
     if as_json:
         screen.document({"id": answer.id, "kind": kind, "created": answer.created, "replaced": answer.replaced})
     elif answer.created:

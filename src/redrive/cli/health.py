@@ -20,6 +20,7 @@ from redrive.cli.session import Session, session
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from redrive.breakers import State
     from redrive.kinds import Kind
 
 PATIENCE = 30.0
@@ -82,10 +83,11 @@ def health(
     """Say whether work is being done; exit 0 when it is, else say why not, a line a reason.
 
     Looked at are the database and its schema, the loops of every worker as its heartbeat tells, the age of the oldest
-    due job, due kinds that no live worker knows, jobs whose holder fell silent, schedules that are late or can't be
-    planned, and jobs of the last day that some other worker ended as failed without a reason. A long job, or an idle
-    night, is no problem. Kinds that are paused, breakers that are open, and who keeps Postgres from cleaning up, a
-    transaction open for long, are named in notes, which change neither verdict nor exit code.
+    due job, due kinds that no live worker knows or that go over the broker while no relay is alive, jobs whose holder
+    fell silent, schedules that are late or can't be planned, and jobs of the last day that some other worker ended as
+    failed without a reason. A long job, or an idle night, is no problem. Kinds that are paused, breakers that are open,
+    and who keeps Postgres from cleaning up, a transaction open for long, are named in notes, which change neither
+    verdict nor exit code.
     """
     from redrive.settings import seconds
 
@@ -128,16 +130,13 @@ def _look(now: Session, findings: Findings, max_age: float, expected: int) -> No
     for worker in alive:
         if worker.problem:
             findings.found(f"worker {worker.name}: {_masked(worker.problem)}")
-    kinds = now.queue.kinds.list(connection=now.conn)
-    for row in kinds:
-        if row.paused:
-            findings.notes.append(_pause(row, now.now))
-    why = {row.kind: "has limits, see `redrive kinds`" for row in kinds if row.limited}
-    for breaker in now.queue.breakers.list(connection=now.conn):
-        findings.notes.append(f"breaker: {in_words(breaker, now.now)}; see `redrive breakers list`")
-        why[breaker.kind] = "waits for a service that is down, see `redrive breakers list`"
-    why |= {row.kind: "is paused, see `redrive kinds`" for row in kinds if row.paused}
-    _look_at_due(now.ask(store.oldest_due(now.schema)), alive, findings, max_age, why)
+    kinds, breakers = now.queue.kinds.list(connection=now.conn), now.queue.breakers.list(connection=now.conn)
+    findings.notes += [_pause(row, now.now) for row in kinds if row.paused]
+    findings.notes += [f"breaker: {in_words(row, now.now)}; see `redrive breakers list`" for row in breakers]
+    due = now.ask(store.oldest_due(now.schema))
+    # With none expected they come from cron, with --once, and may be between two runs.
+    nobody = _untaken(due, alive, kinds, relay=bool(alive or expected))
+    _look_at_due(due, findings, max_age, nobody, _reasons(alive, kinds, breakers))
     for holder in now.ask(named("silent_holders", now.schema, slack=SLACK, **_leases(now))):
         findings.found(
             f"{screen.jobs(holder.jobs, 'running')} held by {holder.worker or 'nobody'}, which is silent for "
@@ -181,12 +180,38 @@ def _pause(row: Kind, now: datetime) -> str:
     return screen.one_line(f"{what} {row.pause_in_words(screen.ago(row.paused_at, now))}: `redrive resume {resume}`")
 
 
-def _look_at_due(due: list[Any], alive: list[Any], findings: Findings, max_age: float, why: dict[str, str]) -> None:
+def _reasons(alive: list[Any], kinds: list[Kind], breakers: list[State]) -> dict[str, str]:
+    """Say of each kind whose jobs may be late on purpose, or for something that is missing, what that is."""
+    from redrive.kinds import NO_RELAY, relayed
+    from redrive.sql import AMQP
+
+    why = {row.kind: "has limits, see `redrive kinds`" for row in kinds if row.limited}
+    why |= {row.kind: "waits for a service that is down, see `redrive breakers list`" for row in breakers}
+    if not relayed(alive):
+        why |= {row.kind: NO_RELAY for row in kinds if row.route == AMQP}
+    return why | {row.kind: "is paused, see `redrive kinds`" for row in kinds if row.paused}
+
+
+def _untaken(due: list[Any], alive: list[Any], kinds: list[Kind], *, relay: bool) -> dict[str, str]:
+    """Say of due kinds that nobody takes them, and why: no worker knows them, or with *relay* no relay is there."""
+    from redrive.kinds import NO_RELAY, relayed
+    from redrive.sql import AMQP
+
     known = {kind for worker in alive for kind in worker.kinds}
+    found = {row.kind: " and no live worker knows it" for row in due if row.kind not in known} if alive else {}
+    paused = {row.kind for row in kinds if row.paused}
+    if relay and not relayed(alive) and "*" not in paused:
+        found |= {row.kind: f"; it {NO_RELAY}" for row in kinds if row.route == AMQP and not row.paused}
+    return found
+
+
+def _look_at_due(
+    due: list[Any], findings: Findings, max_age: float, nobody: dict[str, str], why: dict[str, str]
+) -> None:
     findings.oldest_due = max((row.age for row in due), default=0.0)
     for row in due:
-        if alive and row.kind not in known and row.age > min(PATIENCE, max_age):
-            findings.found(f"kind {row.kind} is due for {screen.span(row.age)} and no live worker knows it")
+        if row.kind in nobody and row.age > min(PATIENCE, max_age):
+            findings.found(f"kind {row.kind} is due for {screen.span(row.age)}{nobody[row.kind]}")
         elif row.age > max_age:
             reason = why.get("*") or why.get(row.kind)
             said = f"; the kind {reason}" if reason else ""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
+from redrive.cli.breakers import COLOURS, in_words, record
 from redrive.cli.exits import PROBLEM
-from redrive.cli.options import as_json, database, examples, operator, signed
+from redrive.cli.options import as_json, because, database, examples, operator, signed
 from redrive.cli.screen import Cell
 from redrive.cli.session import session
 from redrive.cli.times import When, after
@@ -17,8 +18,11 @@ from redrive.cli.times import When, after
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from redrive.breakers import State
     from redrive.kinds import Kind
 
+MOST_TOLD = 3
+"""Breakers of a kind that are told of in its line."""
 _PER = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _ALSO = {"": "s", "min": "m"}  # as the desk writes it
 
@@ -65,15 +69,15 @@ def pause(
     as_json: bool,
 ) -> None:
     """Start no job of KIND from now on, in any worker. What runs goes on, and what is enqueued waits."""
-    with session(database_url, schema) as now:
+    name = _one(kind, everything=everything)
+    with session(database_url, schema) as now, now.doubting(name):
         row = now.queue.kinds.pause(
-            _one(kind, everything=everything),
+            name,
             by=by or operator(),
             reason=reason,
             until=after(until, now.now),
             connection=now.conn,
         )
-        now.doubt(row.kind)
     _tell(row, now.now, as_json=as_json)
 
 
@@ -95,7 +99,7 @@ def resume(
     with session(database_url, schema) as now:
         was = now.queue.kinds.resume(name, by=by, reason=reason, connection=now.conn)
     called = "all kinds together" if everything else screen.clean(name)
-    click.echo(f"{called} resumed" if was else f"{called}: not paused")
+    click.echo(screen.one_line(f"{called} resumed{because(by, reason)}" if was else f"{called}: not paused"))
     if not was:
         raise click.exceptions.Exit(PROBLEM)
 
@@ -143,41 +147,56 @@ def limit(
     given = {name: value for name, value in limits.items() if value is not None}
     if bool(given) == unlimited:
         raise click.UsageError("which limits? Give --running, --rate or their --lane- forms; or --none for no limit")
-    with session(database_url, schema) as now:
+    with session(database_url, schema) as now, now.doubting(kind):
         row = now.queue.kinds.limit(kind, by=by, reason=reason, connection=now.conn, **given)
-        now.doubt(row.kind)
-    _tell(row, now.now, as_json=as_json)
+    _tell(row, now.now, because(by, reason), as_json=as_json)
 
 
 @click.command(
-    short_help="List what is paused or limited.",
+    short_help="List what is paused, limited or held.",
     epilog=examples("redrive kinds", "redrive kinds --json | jq '.[] | select(.paused)'"),
 )
 @as_json
 @database
 def kinds(*, database_url: str | None, schema: str | None, as_json: bool) -> None:
-    """List the kinds that are paused, have limits or go over a broker: by whom and why, how much may run, and does."""
-    from redrive.sql import AMQP
-
+    """List the kinds that are paused, limited, held by a breaker or over a broker, and why; and how much may run."""
     with session(database_url, schema) as now:
-        rows = now.queue.kinds.list(connection=now.conn)
+        rows = now.queue.kinds.list(broken=True, connection=now.conn)
+        breakers = now.queue.breakers.list(connection=now.conn)
+    held = {row.kind: [each for each in breakers if each.kind == row.kind] for row in rows}
     if as_json:
-        screen.document([vars(row) for row in rows])
+        screen.document([{**vars(row), "breakers": [record(each) for each in held[row.kind]]} for row in rows])
         return
     if not rows:
-        screen.note("no kind is paused, limited or routed")
+        screen.note("no kind is paused, limited, held or routed")
         return
     lines: list[list[str | Cell]] = [
         [
             "(all)" if row.kind == "*" else row.kind,
-            Cell(", ".join(["paused"] * row.paused + ["broker"] * (row.route == AMQP)), "yellow" if row.paused else ""),
+            _state(row, held[row.kind]),
             str(row.running),
             _limits(row),
-            _why(row, now.now) if row.paused else "",
+            _remark(row, held[row.kind], now.now),
         ]
         for row in rows
     ]
     screen.table(("KIND", "STATE", "RUNNING", "LIMITS", "REMARK"), lines, right=("RUNNING",))
+
+
+def _state(row: Kind, breakers: list[State]) -> Cell:
+    from redrive.sql import AMQP
+
+    states = {each.state for each in breakers}
+    broken = [f"breaker {state}" for state in ("open", "closing") if state in states][:1]
+    said = ["paused"] * row.paused + broken + ["broker"] * (row.route == AMQP)
+    return Cell(", ".join(said), "yellow" if row.paused else COLOURS["open"] if "open" in states else "")
+
+
+def _remark(row: Kind, breakers: list[State], now: datetime) -> str:
+    said = [_why(row, now)] * row.paused + [in_words(each, now) for each in breakers[:MOST_TOLD]]
+    if breakers[MOST_TOLD:]:
+        said.append(f"{len(breakers) - MOST_TOLD} more, see `redrive breakers list`")
+    return "; ".join(said)
 
 
 def _one(kind: str | None, *, everything: bool) -> str:
@@ -190,12 +209,12 @@ def _one(kind: str | None, *, everything: bool) -> str:
     return kind or ALL
 
 
-def _tell(row: Kind, now: datetime, *, as_json: bool) -> None:
+def _tell(row: Kind, now: datetime, why: str = "", *, as_json: bool) -> None:
     if as_json:
         screen.document(vars(row))
         return
     said = [_limits(row) or "no limits"] + ([_why(row, now)] if row.paused else [])
-    click.echo(screen.one_line(f"{'all kinds' if row.kind == '*' else row.kind}: {'; '.join(said)}"))
+    click.echo(screen.one_line(f"{'all kinds' if row.kind == '*' else row.kind}: {'; '.join(said)}{why}"))
 
 
 def _limits(row: Kind) -> str:

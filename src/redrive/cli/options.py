@@ -89,6 +89,11 @@ def signed(command: F) -> F:
     return by(click.option("--reason", default="", metavar="TEXT", help="Why; kept in the audit.")(command))
 
 
+def because(by: str, reason: str) -> str:
+    """Repeat who did it and why, behind what was done; nothing where no reason was given."""
+    return f"{f', by {by}' if by else ''}: {reason}" if reason else ""
+
+
 def operator() -> str:
     """Name the user of the shell, for who did what; empty where the account has no name, as in containers."""
     try:

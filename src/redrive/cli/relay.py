@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
-from redrive.cli.options import as_json, database, examples, setting, signed
+from redrive.cli.options import as_json, because, database, examples, setting, signed
 from redrive.cli.session import session
 from redrive.cli.worker import FORMAT, log_level, work
 
@@ -46,7 +46,10 @@ def route(
     It holds at once, both ways. What waits in the table goes the new way; what is at the broker is run from there, so
     keep its workers until its queues are empty. redrive relay hands the jobs over, redrive worker --broker runs them.
     """
+    from redrive import store
     from redrive.amqp import management
+    from redrive.kinds import relayed
+    from redrive.sql import AMQP
 
     if kind is not None and route is None:
         raise click.UsageError("which way? Say amqp or postgres")
@@ -57,21 +60,26 @@ def route(
             if now.queue.settings.broker_management_url:
                 strays = management.seen(now.queue.settings, management.routed(rows)).strays_in_words
         else:
-            rows = [now.queue.kinds.route(kind, route, by=by, reason=reason, connection=now.conn)]
-            now.doubt(kind)
-    _tell(rows, named=kind is not None, as_json=as_json)
+            with now.doubting(kind):
+                rows = [now.queue.kinds.route(kind, route, by=by, reason=reason, connection=now.conn)]
+        sent = [row.kind for row in rows if row.route == AMQP]
+        unrelayed = bool(sent) and not relayed(now.ask(store.workers(now.schema)))
+    _tell(rows, because(by, reason), named=kind is not None, as_json=as_json)
+    if unrelayed:
+        wait = f"jobs of kind {', '.join(sent)} wait in the table until one is started"
+        screen.note(screen.one_line(f"note: no relay is alive: {wait}, `redrive relay --broker-url URL`"))
     if strays:
         screen.note(screen.one_line(f"note: {strays}"))
 
 
-def _tell(rows: list[Kind], *, named: bool, as_json: bool) -> None:
+def _tell(rows: list[Kind], why: str, *, named: bool, as_json: bool) -> None:
     if as_json:
         said: list[dict[str, Any]] = [{"kind": row.kind, "route": row.route} for row in rows]
         screen.document(said[0] if named else said)
     elif not rows:
         screen.note("every kind is run from the table")
     elif named:
-        click.echo(screen.one_line(f"{rows[0].kind}: {rows[0].route}"))
+        click.echo(screen.one_line(f"{rows[0].kind}: {rows[0].route}{why}"))
     else:
         screen.table(("KIND", "ROUTE"), [[row.kind, row.route] for row in rows])
 

@@ -138,17 +138,18 @@ def add(
     with session(database_url, schema) as now:
         _demand_tables(now)
         now.queue.handlers = handlers or now.queue.handlers
-        row = now.queue.schedules.add(
-            name,
-            kind,
-            cron,
-            every=every,
-            at=after(at, now.now),
-            timezone=timezone,
-            payload=data,
-            connection=now.conn,
-            **options,
-        )
+        with now.doubting(kind):
+            row = now.queue.schedules.add(
+                name,
+                kind,
+                cron,
+                every=every,
+                at=after(at, now.now),
+                timezone=timezone,
+                payload=data,
+                connection=now.conn,
+                **options,
+            )
     _tell(row, as_json=as_json)
 
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_NAMED = 20
+"""Kinds that are named where another is not known."""
+
 
 @dataclass(frozen=True)
 class Session:
@@ -48,31 +51,48 @@ class Session:
 
         return persistent(self.conn, replace(statement, binary=True, loaders=()))
 
-    def doubt(self, kind: str) -> None:
-        """Tell the human where neither a live worker nor a job knows a kind: a slip of the pen would hold nothing."""
-        from redrive import stats, store
-        from redrive.cli import screen
-        from redrive.kinds import ALL
+    @contextmanager
+    def doubting(self, kind: str) -> Iterator[None]:
+        """Do something about a kind, and tell the human where nothing here knows it: a slip of the pen is found late.
 
-        workers = self.ask(store.workers(self.schema))
-        known = {known for row in workers if row.alive for known in row.kinds}
-        if kind in {ALL, *known}:
-            return
-        alive = bool(known)
-        known |= {row.kind for row in self.ask(stats.depths(self.schema, 1))}
-        if kind in known:
-            return
-        near = get_close_matches(kind, sorted(known | {known for row in workers for known in row.kinds}), 3, 0.7)
-        hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
-        if alive:
-            names = sorted(known)
-            more = f" and {len(names) - 20} more" if names[20:] else ""
-            said = (
-                f"no live worker knows {kind!r}, and no such job waits{hint}; known are: {', '.join(names[:20])}{more}"
-            )
+        It is looked for before, since what is done makes the kind known, and told after it was done.
+        """
+        said = self._doubt(kind)
+        yield
+        if said:
+            from redrive.cli import screen
+
             screen.note(screen.one_line(f"note: {said}"))
-        elif near:  # else nobody can tell
-            screen.note(screen.one_line(f"note: no worker lives, and no job of kind {kind!r} waits{hint}"))
+
+    def _doubt(self, kind: str) -> str:
+        import psycopg
+
+        from redrive import stats, store
+        from redrive.kinds import ALL
+        from redrive.statements import named
+        from redrive.text import storable
+
+        handled = self.queue.handlers.kinds()
+        if kind in {"", ALL, *handled} or storable(kind) != kind:  # what can't be a kind is refused by what is done
+            return ""
+        try:
+            [heard] = self.ask(named("heard_of_kind", self.schema, kind=kind))
+            if heard.known:
+                return ""
+            workers = self.ask(store.workers(self.schema))
+            known = {*handled, *(row.kind for row in self.ask(stats.depths(self.schema, 1)))}
+        except psycopg.Error:  # a role that may do no more than enqueue: nothing is stopped by a doubt
+            return ""
+        known |= {each for row in workers for each in row.kinds}
+        near = get_close_matches(kind, sorted(known), 3, 0.7)
+        if not known or not (heard.worked or near):
+            return ""  # before the first worker has come nobody can tell
+        hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+        names = sorted(known)
+        more = f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else ""
+        alive = any(row.alive for row in workers)
+        nobody = "no live worker knows" if alive else "no worker is alive, and nothing is known of"
+        return f"{nobody} kind {kind!r}{hint}; known are: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 @contextmanager

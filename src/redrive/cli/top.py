@@ -20,6 +20,7 @@ from redrive.cli.exits import Trouble, Unreachable
 from redrive.cli.options import as_json, database, examples
 from redrive.cli.screen import Cell
 from redrive.cli.session import Session, session
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +136,7 @@ def look(now: Session) -> View:
     from redrive.amqp import management
     from redrive.cli.breakers import in_words
     from redrive.cli.curtain import text
+    from redrive.kinds import NO_RELAY, relayed
 
     found = figures.look(now.queue, now.conn)
     depths = {depth.kind: depth for depth in found.depths}
@@ -144,13 +146,17 @@ def look(now: Session) -> View:
     settings, routed = now.queue.settings, management.routed(held.values())
     named = bool(routed or settings.broker_management_url)
     broker = management.seen(settings, routed, {*depths, *held}) if named else None
+    workers = now.ask(store.workers(now.schema))
     complaints = [
         f"worker {row.name}: {text(row.problem)}" if row.alive else f"worker {row.name} is silent"
-        for row in now.ask(store.workers(now.schema))
+        for row in workers
         if row.problem or not row.alive
     ]
     if broker is not None:
         complaints += [each.text for each in management.ails(broker)] + [broker.why] * bool(broker.why)
+    if not relayed(workers):
+        waits = [kind for kind in sorted(routed) if kind in depths and depths[kind].due and not held[kind].paused]
+        complaints += [f"kind {kind} {NO_RELAY}" for kind in waits]
     breakers = now.queue.breakers.list(connection=now.conn)
     complaints += [f"breaker: {in_words(row, now.now)}" for row in breakers]
     lines = []
@@ -267,7 +273,8 @@ def _at_broker(view: View) -> list[str]:
     strays = [view.broker.strays_in_words] if view.broker and view.broker.strays else []
     return strays + [
         f"at the broker: {each.kind}: {screen.number(each.ready)} ready, {screen.number(each.unacknowledged)} "
-        f"unacknowledged, {each.consumers} consumers, in/s {_rate(each.comes) or 0}, out/s {_rate(each.goes) or 0}"
+        f"unacknowledged, {counted(each.consumers, 'consumer')}, "
+        f"in/s {_rate(each.comes) or 0}, out/s {_rate(each.goes) or 0}"
         for each in (view.broker.kinds if view.broker else ())
     ]
 

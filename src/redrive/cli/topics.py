@@ -101,8 +101,8 @@ def add(
     handlers = load_queue(app).handlers if app else None
     with session(database_url, schema) as now:
         now.queue.handlers = handlers or now.queue.handlers
-        row = now.queue.topics.add(topic, kind, connection=now.conn, **how)
-        now.doubt(kind)
+        with now.doubting(kind):
+            row = now.queue.topics.add(topic, kind, connection=now.conn, **how)
     if as_json:
         screen.document(_record(row))
     else:

@@ -1234,7 +1234,8 @@ SELECT kind, paused_at, paused_by, paused_reason, paused_until,
        running_most, rate, burst, lane_running_most, lane_rate, lane_burst, route,
        (SELECT count(*)::int FROM {jobs} r WHERE r.kind = k.kind AND r.status = 'running') AS running
 FROM {kinds} k
-WHERE (paused_at IS NOT NULL OR num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0 OR route <> 'postgres')
+WHERE (paused_at IS NOT NULL OR num_nonnulls(running_most, rate, lane_running_most, lane_rate) > 0 OR route <> 'postgres'
+       OR %(broken)s AND broken)
   AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind
 
@@ -1440,24 +1441,31 @@ WHERE b.kind = d.kind AND b.target = d.target AND b.state = 'closing' AND b.upda
 RETURNING b.target
 
 -- name: list_breakers
--- The jobs that wait are counted up to a limit, which is said.
+-- The jobs that wait are counted up to a limit, which is said; those that are not due as well, for the try that met the
+-- outage has put its job off. The time is taken once: it is compared with thousands of rows.
+WITH here AS MATERIALIZED (
+    SELECT {clock}() AS now
+)
 SELECT b.kind, b.target, state, opened_at, opened_by, reason, probe_at = 'infinity' AS by_hand,
        CASE WHEN probe_at < 'infinity' THEN probe_at END AS probe_at, probes, usual_rate, closed_at, closed_by,
-       {schema}.breaker_rate(b) AS rate, CASE WHEN b.target = '' THEN (
-           SELECT count(*)::int FROM (
-               SELECT FROM {jobs} j
-               WHERE j.status = 'pending' AND j.kind = b.kind AND j.run_at <= {clock}()
-               LIMIT %(most)s
-           ) j
-       ) ELSE ( -- every priority is named, for that makes it one descent of the index each, and not a walk through the kind
-           SELECT count(*)::int FROM (
-               SELECT FROM {jobs} j
-               WHERE j.status = 'pending' AND j.kind = b.kind AND j.lane = b.target AND j.run_at <= {clock}()
-                 AND j.priority = ANY(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]::smallint[])
-               LIMIT %(most)s
-           ) j
-       ) END AS waiting
+       {schema}.breaker_rate(b) AS rate, c.waiting, c.due
 FROM {breakers} b
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS waiting, (count(*) FILTER (WHERE j.run_at <= (SELECT now FROM here)))::int AS due
+    FROM (
+        ( -- in the order of the index, as in depths
+            SELECT run_at FROM {jobs} w
+            WHERE b.target = '' AND w.status = 'pending' AND w.kind = b.kind
+            ORDER BY priority, lane, run_at, id
+            LIMIT %(most)s
+        ) UNION ALL ( -- every priority is named, for that makes it one descent of the index each, and not a walk through the kind
+            SELECT run_at FROM {jobs} w
+            WHERE b.target <> '' AND w.status = 'pending' AND w.kind = b.kind AND w.lane = b.target
+              AND w.priority = ANY(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]::smallint[])
+            LIMIT %(most)s
+        )
+    ) j
+) c
 WHERE (%(kind)s::text IS NULL OR b.kind = %(kind)s::text) AND (%(closed)s OR state <> 'closed')
 ORDER BY state = 'closed', b.kind, b.target
 
@@ -2044,6 +2052,23 @@ SELECT name, host, pid, version, app_version, kinds, concurrency, in_flight, sta
        extract(epoch FROM {clock}() - heartbeat_at)::float8 AS silent_for, extract(epoch FROM lease)::float8 AS lease,
        heartbeat_at > {clock}() - lease AS alive
 FROM {workers} ORDER BY name
+
+-- name: heard_of_kind
+-- Whether anything here has to do with a kind, and whether a worker was ever here, for else nobody can tell. Each question
+-- is one descent of an index or about a small table; of jobs the newest are looked at, and a week of what was counted.
+SELECT EXISTS (SELECT FROM {workers} WHERE %(kind)s::text = ANY(kinds))
+       OR EXISTS (
+           SELECT FROM {kinds}
+           WHERE kind = %(kind)s::text
+             AND (paused_at IS NOT NULL OR limited OR route <> 'postgres')
+       )
+       OR EXISTS (SELECT FROM {jobs} WHERE status = 'pending' AND kind = %(kind)s::text)
+       OR EXISTS (SELECT FROM {schedules} WHERE kind = %(kind)s::text)
+       OR EXISTS (SELECT FROM {subscriptions} WHERE kind = %(kind)s::text)
+       OR EXISTS (SELECT FROM {failures} WHERE fingerprint IS NOT NULL AND kind = %(kind)s::text)
+       OR EXISTS (SELECT FROM (SELECT kind FROM {jobs} ORDER BY id DESC LIMIT 2000) j WHERE j.kind = %(kind)s::text)
+       OR EXISTS (SELECT FROM {stats} WHERE minute > {clock}() - interval '7 days' AND kind = %(kind)s::text) AS known,
+       EXISTS (SELECT FROM {workers}) OR EXISTS (SELECT FROM {stats}) AS worked
 
 -- name: oldest_due
 -- The oldest due job of each kind that has any, one probe a kind and priority (a loose index scan, as in survey_lanes).
