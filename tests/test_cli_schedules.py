@@ -41,13 +41,36 @@ def test_next_of_an_interval_counts_from_after_and_the_default_zone_is_shown():
         (("* * *",), "of 3 fields: write five fields"),
         (("@daily", "--timezone", "Mars"), "timezone is 'Mars', which nobody knows"),
         (("@daily", "--after", "2026-01-01T00:00"), "has no zone"),
-        ((), "give exactly one of these"),
-        (("@daily", "--every", "5m"), "give exactly one of these"),
+        ((), "Give CRON or --every, and only one of them"),
+        (("@daily", "--every", "5m"), "Give CRON or --every, and only one of them"),
+        (("nightly",), "'nightly' is no cron text: give one such as '0 3 * * *' or @daily, or --every 90m. When"),
+        (("nightly",), "is in `redrive schedules list`"),
+        (("5",), "of 1 field: write five fields"),
+        (("@every",), "use --every"),
+        (("--every", "0"), "--every is 0 s: must be from 1 s"),
         (("--every", "x"), "--every is 'x': give seconds"),
     ],
 )
 def test_what_makes_no_sense_is_a_wrong_use(words, said):
     assert said in complaint(redrive(None, "schedules", "next", *words, code=2))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "when? Give CRON, --every or --at, and only one of them"),
+        (("@daily", "--at", "2h"), "when? Give CRON, --every or --at, and only one of them"),
+        (("--every", "soon"), "--every is 'soon': give seconds, or a number with a unit"),
+        (("--every", "0.1s"), "--every is 0.1 s: must be from 1 s to a hundred years"),
+        (("@daily", "--age", "x"), "--age is 'x': give seconds"),
+        (("@daily", "--max-attempts", "0"), "--max-attempts is 0: must be a whole number from 1"),
+        (("@daily", "--timezone", "every"), "--timezone is 'every', which nobody knows"),
+        (("@every",), "cron is '@every': use --every"),
+        (("@daily", "--reason", "\udcff"), "--reason is '\\udcff': NUL"),
+    ],
+)
+def test_what_makes_no_sense_names_the_flag_and_not_what_a_program_calls_it(db, words, said):
+    assert complaint(redrive(db, "schedules", "add", "nightly", "report", *words, code=2)).startswith(said)
 
 
 def test_a_schedule_from_the_shell_from_beginning_to_end(db, conn):
@@ -80,8 +103,8 @@ def test_a_schedule_from_the_shell_from_beginning_to_end(db, conn):
 
 
 def test_mistakes_have_their_exit_codes(db, conn):
-    assert "no schedule 'x'; there are: none" in complaint(redrive(db, "schedules", "pause", "x", code=1))
-    assert "no schedule 'x'; there are: none" in complaint(redrive(db, "schedules", "slots", "x", code=1))
+    assert "no schedule 'x'; there are none" in complaint(redrive(db, "schedules", "pause", "x", code=1))
+    assert "no schedule 'x'; there are none" in complaint(redrive(db, "schedules", "slots", "x", code=1))
     redrive(db, "schedules", "add", "new", "k", "@yearly")
     assert "no slots of schedule 'new'" in complaint(redrive(db, "schedules", "slots", "new", code=1))
     assert "cron is '61 * * * *'" in complaint(redrive(db, "schedules", "add", "x", "k", "61 * * * *", code=2))

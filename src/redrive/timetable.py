@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from cronsim import CronSim, CronSimError
 
 from redrive.errors import InvalidOption
+from redrive.words import counted
 
 SECOND = timedelta(seconds=1)
 DAY = timedelta(days=1)
@@ -193,7 +194,7 @@ def _fields(text: str) -> list[str]:
         raise InvalidOption(f"cron is {text!r}: {hint}")
     fields = NAMES.get(word, text).split()
     if len(fields) not in (FIELDS, WITH_SECONDS):
-        raise InvalidOption(f"cron is {text!r}, of {len(fields)} fields: {CRON_HELP}")
+        raise InvalidOption(f"cron is {text!r}, of {counted(len(fields), 'field')}: {CRON_HELP}")
     return ["0", *fields] if len(fields) == FIELDS else fields
 
 

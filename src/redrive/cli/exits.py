@@ -34,6 +34,10 @@ CODES = {
 _REFUSED = ("28", "3D")
 _LEFTOVER = re.compile("""(["'])[^"'@]*@""")
 _QUOTED = re.compile("""["'][^"']*["']""")
+_OPTION = re.compile(
+    r"""(?<!\w)(?:"[^"]*"|'[^']*')"""  # somebody's text
+    r"""|(?P<name>^[a-z_]+(?=[ ](?:is|and)[ ])|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+(?==(?:[ ,;:.]|$)))(?:=(?=[ ,;:.]|$))?"""
+)
 _NO_TABLES = ("42P01", "3F000", "42883", "42703")
 
 
@@ -82,7 +86,8 @@ def _trouble(error: Exception, schema: str) -> Trouble | None:
     if isinstance(error, errors.NoDatabase):
         return Unreachable(_line(error))
     if isinstance(error, errors.InvalidOption | errors.InvalidPayload | errors.InvalidMap | errors.UnknownKind):
-        return Misused(_line(error, ours=True))
+        line = _line(error, ours=True)
+        return Misused(_in_flags(line) if isinstance(error, errors.InvalidOption) else line)
     unknown = errors.UnknownSchedule | errors.UnknownGroup | errors.UnknownRequeue
     if isinstance(error, unknown | errors.UnknownSubscription | errors.UnknownAdoption | errors.AlreadyAdopted):
         return Trouble(_line(error, ours=True))
@@ -112,6 +117,17 @@ def _of_database(error: Exception, schema: str) -> Trouble | None:
             "postgresql://user:password@host/name, with %40 for an @ in the password and the like"
         )
     return Trouble(f"the database refused: {_line(error)}")
+
+
+def _in_flags(text: str) -> str:
+    """Name the flags of the command as they are typed: what a program is told of ``every`` is of ``--every`` here.
+
+    A word is an option's name where the sentence begins with it, where = follows, and where English has none such.
+    """
+    here = click.get_current_context(silent=True)
+    options = [each for each in here.command.params if isinstance(each, click.Option)] if here else []
+    flags: dict[str | None, str] = {each.name: max(each.opts, key=len) for each in options}
+    return _OPTION.sub(lambda found: flags.get(found["name"], found[0]), text)
 
 
 def _line(error: Exception, *, ours: bool = False) -> str:

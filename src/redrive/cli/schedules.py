@@ -5,6 +5,7 @@ No time is shown without its zone. ``next`` needs no database: it asks the same 
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import click
 
 from redrive.cli import screen
 from redrive.cli.enqueue import read_payload
-from redrive.cli.exits import Trouble
+from redrive.cli.exits import Trouble, told
 from redrive.cli.options import application, as_json, database, examples, operator, signed
 from redrive.cli.screen import Cell
 from redrive.cli.session import Session, session
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
+_NAME = re.compile(r"\s*[^\W\d]\S*\s*")
+"""A single word, as the name of a schedule is mostly and no cron text."""
 STATES = {"active": "green", "paused": "yellow", "disabled": "yellow", "ended": "", "broken": "bold red"}
 
 
@@ -132,6 +135,8 @@ def add(
     CRON has five fields, or six with the seconds first, or is a name like @daily. Priority and attempts are those of
     the kind's handler where --app or REDRIVE_APP names the application.
     """
+    if sum(each is not None for each in (cron, every, at)) != 1:
+        raise click.UsageError("when? Give CRON, --every or --at, and only one of them")
     data = read_payload(payload)
     handlers = load_queue(app).handlers if app else None
     options: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -249,14 +254,23 @@ def slots(*, name: str, limit: int, database_url: str | None, schema: str | None
 def next_(*, cron: str | None, every: str | None, timezone: str, start: Any, count: int, as_json: bool) -> None:
     """Show when a CRON text or an interval comes next, in local time and in UTC. Needs no database.
 
-    With --json a list of instants in UTC. An interval is counted from --after.
+    With --json a list of instants in UTC. An interval is counted from --after. When the schedules that there are run
+    next is in `redrive schedules list`.
     """
     from redrive.settings import seconds
     from redrive.timetable import preview, timetable, zone
 
-    begin = after(start, datetime.now(UTC)) or datetime.now(UTC)
-    length = None if every is None else timedelta(seconds=seconds(every, "--every"))
-    slots = preview(timetable(cron, length, None, timezone, begin), begin, count)
+    if (cron is None) == (every is None):
+        raise click.UsageError("of what? Give CRON or --every, and only one of them")
+    if cron is not None and _NAME.fullmatch(cron):
+        raise click.UsageError(
+            f"{screen.one_line(cron, 60)!r} is no cron text: give one such as '0 3 * * *' or @daily, or --every 90m. "
+            "When the schedules that there are run next is in `redrive schedules list`"
+        )
+    with told():
+        begin = after(start, datetime.now(UTC)) or datetime.now(UTC)
+        length = None if every is None else timedelta(seconds=seconds(every, "--every"))
+        slots = preview(timetable(cron, length, None, timezone, begin), begin, count)
     if as_json:
         screen.document([_utc(slot) for slot in slots])
         return
