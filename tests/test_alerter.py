@@ -189,7 +189,7 @@ def test_the_digest_of_the_day_is_sent(db, conn, endpoint):
     assert digest["title"] == "redrive: the last day: 42 jobs ended, 2 of them died"
     texts = [line["text"] for line in digest["lines"]]
     assert "mail: 40 succeeded, 2 failed tries, 2 died" in texts
-    assert "1 dead job of kind mail wait for somebody" in texts
+    assert "1 dead job of kind mail waits for somebody" in texts
     conn.execute("update redrive.alert_state set looked_at = null")
     redrive(db, "alerts", "check", env=env)
     assert len(endpoint.taken) == 1

@@ -57,7 +57,8 @@ def test_a_table_is_connected_shown_filled_and_disconnected(db, conn, map_file):
     status = answer(db, "adopt", "status", "mail_jobs")
     assert (status["waiting"], status["name"], status["notes"]) == (rows["stuck"], "public.mail_jobs", [])
     assert "connected" in redrive(db, "adopt", "status").stdout
-    assert "no longer connected" in redrive(db, "adopt", "undo", "mail_jobs", "--reason", "enough").stdout
+    undone = redrive(db, "adopt", "undo", "mail_jobs", "--reason", "enough").stdout
+    assert "is no longer connected: nothing of redrive's is left on it, and its rows keep what was written" in undone
     assert {status for status, _, _ in jobs(conn)} == {"failed"}
     after = conn.execute("SELECT to_jsonb(m)::text FROM mail_jobs m ORDER BY 1").fetchall()
     assert len([row for row in after if row not in before]) == rows["stuck"]
@@ -98,6 +99,7 @@ def test_several_buckets_are_taken_in_at_once_and_it_ends(db, conn, map_file):
 
 def test_a_table_that_is_not_connected_is_told_with_those_that_are(db, conn, map_file):
     make(conn, "mail_simple")
+    assert complaint(redrive(db, "adopt", "undo", "nosuch", code=1)) == "nosuch is not connected; no table is"
     redrive(db, "adopt", "connect", "mail_simple", "--map", map_file("mail_simple"))
     for words in (("undo", "nosuch"), ("pause", "nosuch"), ("backfill", "nosuch")):
         said = complaint(redrive(db, "adopt", *words, code=1))
@@ -112,6 +114,9 @@ def test_a_pause_and_what_is_in_the_way_are_shown(db, conn, map_file):
     shown = redrive(db, "adopt", "status", code=1).stdout
     assert "paused" in shown
     assert "2 rows, such as 1: paused" in shown
+    conn.execute("delete from mail_simple where id = 2")
+    conn.execute("delete from redrive.adopted_rows where row_key = '2'")
+    assert "1 row, such as 1: paused" in redrive(db, "adopt", "status", code=1).stdout
     assert redrive(db, "adopt", "resume", "mail_simple").stdout == "mail_simple resumed\n"
     conn.execute("ALTER TABLE mail_simple DISABLE TRIGGER ALL")
     assert "a trigger is gone or disabled" in redrive(db, "adopt", "status", code=1).stdout

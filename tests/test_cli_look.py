@@ -70,7 +70,7 @@ def test_jobs_are_listed_newest_first_with_what_matters_of_each(db, conn):
         ["2", "later", "pending", "0/5"],
         ["1", "mail", "pending", "0/5"],
     ]
-    assert "since " in lines[2]
+    assert "  for " in lines[2]
     assert lines[3].endswith("ConnectionError: postgresql://app:***@db/app refused, token=***")
     assert " in " in lines[4]
     assert lines[5].endswith('{"to": "a"}')

@@ -178,7 +178,7 @@ def test_workers_that_hear_nothing_and_clocks_that_differ_are_found(db, conn, qu
     conn.execute(WORKER, {"name": "b", "host": "slow", "skew": -3.0, "pid": 999_999_999})
     conn.execute(WORKER, {"name": "c", "host": "right", "skew": 0.1, "pid": conn.info.backend_pid})
     deaf, gone = look(db, queue, "listening")
-    assert "1 of 3 living workers hear no wake-up" in deaf.text
+    assert "no wake-up reaches 1 of 3 living workers" in deaf.text
     assert deaf.evidence["workers"] == ["a"]
     assert gone.evidence["workers"] == ["b"]
     clocks = {each.evidence["host"]: (each.level, each.text) for each in look(db, queue, "clocks")}

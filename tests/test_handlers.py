@@ -77,7 +77,7 @@ class TestDecoration:
         assert list(queue.handlers) == [handler]
 
     def test_who_demands_an_unknown_kind_is_told_which_there_are(self, queue):
-        with pytest.raises(UnknownKind, match="no handler for kind 'x'; there are handlers for: none"):
+        with pytest.raises(UnknownKind, match="no handler for kind 'x'; there are none"):
             queue.handlers.demand("x")
         queue.handler("a")(lambda: None)
         queue.handler("b")(lambda: None)

@@ -132,7 +132,7 @@ def test_run_enqueues_at_once_and_counts_as_the_last_run(queue, conn):
 
 @pytest.mark.parametrize("method", ["remove", "pause", "resume", "run"])
 def test_a_name_that_nobody_has_is_told_with_the_nearest(queue, method):
-    with pytest.raises(UnknownSchedule, match=r"no schedule 's'; there are: none"):
+    with pytest.raises(UnknownSchedule, match=r"no schedule 's'; there are none"):
         getattr(queue.schedules, method)("s")
     queue.schedules.add("nightly", "report", "@daily")
     with pytest.raises(UnknownSchedule, match=r"no schedule 'nigtly'; did you mean 'nightly'\?"):

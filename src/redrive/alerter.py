@@ -21,7 +21,7 @@ from redrive.messengers import NotSent, messengers
 from redrive.service import FOR_EVER, Database, Service
 from redrive.statements import Statement, named
 from redrive.stats import Stats
-from redrive.words import jobs, number, one_line, span
+from redrive.words import counted, jobs, number, one_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -232,14 +232,18 @@ async def summary(ask: Ask, seen: Seen, settings: Settings, now: datetime, open_
     desk: Any = _Asker(settings.schema, ask)
     rows = await Stats(desk).kinds_async(DAY)
     dead = {depth.kind: depth for depth in seen.figures.depths if depth.dead}
-    lines = [f"{seen.figures.alive} workers alive; {number(open_alerts)} things are the matter now"]
+    matter = f"{counted(open_alerts, 'thing is', 'things are')} the matter now"
+    lines = [f"{counted(seen.figures.alive, 'worker')} alive; {matter}"]
     if seen.figures.oldest_due:
         lines.append(f"the oldest due job waits {span(seen.figures.oldest_due)}")
     for row in sorted(rows, key=lambda row: (-row.died, -row.ended)):
         p95 = f", run time p95 {span(row.run_p95)}" if row.run_p95 is not None else ""
-        failed = f", {number(row.errors)} failed tries, {number(row.died)} died" if row.errors else ""
+        failed = f", {counted(row.errors, 'failed try', 'failed tries')}, {number(row.died)} died" if row.errors else ""
         lines.append(f"{row.kind}: {number(row.succeeded)} succeeded{failed}{p95}")
-    lines += [f"{jobs(depth.dead, 'dead')} of kind {kind} wait for somebody" for kind, depth in sorted(dead.items())]
+    lines += [
+        counted(depth.dead, f"dead job of kind {kind} waits", f"dead jobs of kind {kind} wait") + " for somebody"
+        for kind, depth in sorted(dead.items())
+    ]
     made = [
         {"what": "info", "rule": "digest", "subject": "", "text": one_line(line, 300), "link": ""} for line in lines
     ]

@@ -21,7 +21,7 @@ from redrive.masking import mask_text
 from redrive.migrate import latest
 from redrive.sql import compose, migrations
 from redrive.statements import named, run
-from redrive.words import clean, jobs, number, one_line, span
+from redrive.words import clean, counted, jobs, number, one_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,13 +209,15 @@ def _listening(patient: Patient) -> None:
     deaf, gone = [row.name for row in rows if row.deaf], [row.name for row in rows if row.gone]
     if deaf:
         patient.note(
-            f"{len(deaf)} of {len(rows)} living workers hear no wake-up and find new jobs by polling alone",
+            f"no wake-up reaches {len(deaf)} of {counted(len(rows), 'living worker')}: jobs are found by polling alone",
             "unless they run with --no-listen on purpose: REDRIVE_LISTEN_DSN, a direct connection past the pooler",
             workers=deaf[:20],
         )
     if gone:
         patient.note(
-            f"the sessions by which {len(gone)} living workers listen are gone", "see their logs", workers=gone[:20]
+            f"{counted(len(gone), 'living worker has', 'living workers have')} lost the session for LISTEN",
+            "see the log",
+            workers=gone[:20],
         )
     for row in patient.ask("desk_server"):
         if row.notifications > 0.01:  # noqa: PLR2004 - of a queue that is empty as a rule
@@ -330,8 +332,9 @@ def _settings(patient: Patient) -> None:
                 most=row.connections_most,
             )
         if row.idle_slots:
+            unused = "replication slot is not in use, and keeps", "replication slots are not in use, and keep"
             patient.note(
-                f"{row.idle_slots} replication slots are not in use, and keep what nobody reads",
+                f"{counted(row.idle_slots, *unused)} what nobody reads",
                 patient.remedy("remedy_find_slots") + " then pg_drop_replication_slot(...)",
             )
 

@@ -19,6 +19,7 @@ from redrive.ended import Ended
 from redrive.errors import UnknownGroup
 from redrive.job import Job
 from redrive.statements import Statement, Steps, afollow, follow, known, lenient
+from redrive.words import there_are
 
 if TYPE_CHECKING:
     from redrive.audit import Asked
@@ -206,8 +207,8 @@ class Groups:
         found = [row for row in found if row.key == key] or found
         if len(found) != 1:
             known = found or (yield listed(schema, limit=20, brief=True))
-            said = ", ".join(row.id if not found else f"{row.kind}:{row.key}" for row in known[:20])
-            why = f"is called {name!r}; there are: {said or 'none'}" if not found else f"alone: {name!r} is {said}"
+            names = [row.id if not found else f"{row.kind}:{row.key}" for row in known[:20]]
+            why = f"alone: {name!r} is {', '.join(names)}" if found else f"is called {name!r}; {there_are(names)}"
             raise UnknownGroup(f"no group {why}")
         [whole] = yield listed(schema, kind=found[0].kind, group=found[0].key)
         return whole  # type: ignore[no-any-return] # the rows of the statement just yielded

@@ -256,9 +256,8 @@ class Handlers:
             UnknownKind: listing what there is.
         """
         if (handler := self._known.get(kind)) is None:
-            raise UnknownKind(
-                f"no handler for kind {kind!r}; there are handlers for: {', '.join(sorted(self._known)) or 'none'}"
-            )
+            known = f"there are handlers for: {', '.join(sorted(self._known))}" if self._known else "there are none"
+            raise UnknownKind(f"no handler for kind {kind!r}; {known}")
         return handler
 
     def demand_findable(self) -> None:

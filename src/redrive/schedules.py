@@ -24,6 +24,7 @@ from redrive.job import Enqueued
 from redrive.sql import spoken
 from redrive.statements import Statement, Steps, afollow, follow, named
 from redrive.timetable import timetable
+from redrive.words import there_are
 
 T = TypeVar("T")
 
@@ -327,7 +328,7 @@ class Schedules:
             return rows[0]  # type: ignore[no-any-return] # the rows of the statement just yielded
         names = [row.name for row in (yield get(self._queue.schema))]
         near = get_close_matches(name, names, n=1)
-        there = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names[:20]) or 'none'}"
+        there = f"did you mean {near[0]!r}?" if near else there_are(names)
         raise UnknownSchedule(f"no schedule {name!r}; {there}")
 
     def _run(self, steps: Steps[T], connection: Borrowed | None) -> T:

@@ -121,7 +121,7 @@ class Case(TestCase):
         assert "550 no such box" in page
         assert "hunter2" not in page
         answer = self.client.post(f"{GROUPS}requeue/", {"group": name}, follow=True)
-        assert "1 jobs of mail_out" in answer.content.decode()
+        assert "1 job of mail_out" in answer.content.decode()
         [made] = queue.requeues.list()
         assert (made.by, made.canary, made.matched) == ("boss", True, 1)
         answer = self.client.post(f"{GROUPS}requeue/", {"group": "nothing:1"}, follow=True)

@@ -25,6 +25,7 @@ from redrive.adopt.proof import prove
 from redrive.errors import AlreadyAdopted, InvalidMap, InvalidOption, UnknownAdoption
 from redrive.sql import compose, query, text_of
 from redrive.statements import Statement, named, run
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from psycopg.sql import Composable, Composed
@@ -230,8 +231,9 @@ def demand(conn: psycopg.Connection[Any], schema: str, name: str) -> Any:
     """
     found = adoptions(conn, schema, name)
     if not found:
-        there = ", ".join(row.name for row in adoptions(conn, schema)) or "none"
-        raise UnknownAdoption(f"{name} is not connected; connected are: {there}")
+        names = [row.name for row in adoptions(conn, schema)]
+        there = f"connected are: {', '.join(names)}" if names else "no table is"
+        raise UnknownAdoption(f"{name} is not connected; {there}")
     return found[0]
 
 
@@ -272,7 +274,7 @@ def _said(adoption: Any, found: list[Any]) -> list[str]:
     if adoption.ending_at is not None:
         said.append(f"it is half undone: say `redrive adopt undo {adoption.name}` again")
     said += [adoption.trouble] if adoption.trouble else []
-    return said + [f"{each.rows} rows, such as {each.example}: {each.note}" for each in found]
+    return said + [f"{counted(each.rows, 'row')}, such as {each.example}: {each.note}" for each in found]
 
 
 def pause(

@@ -87,9 +87,10 @@ def page(made: Report) -> str:
         f"{table.bytes / 1e6:,.1f} MB, key {', '.join(table.key) or 'none'}, owner {table.owner}. "
         f"PostgreSQL {place.told}, database {place.database}, looked at {place.now:%Y-%m-%d %H:%M:%S %Z}{_share(made)}"
     )
+    rows = "row" if made.census.rows == 1 else "rows"
     body = [
         f"<h1>{_text(title)}</h1>",
-        f'<p><strong class="lost">{_count(made, made.lost)} of {_count(made, made.census.rows)} rows</strong></p>',
+        f'<p><strong class="lost">{_count(made, made.lost)} of {_count(made, made.census.rows)} {rows}</strong></p>',
         f'<p class="dim">{_text(facts)}</p>',
         *(_section(made, bucket) for bucket in made.buckets),
     ]
@@ -98,8 +99,8 @@ def page(made: Report) -> str:
     for name in made.census.counted:
         body += [f"<h2>{_text(name)}</h2>", _values(made, name)]
     if made.remarks:
-        rows = [(each.level, each.text, each.remedy) for each in made.remarks]
-        body += ["<h2>To know before it is connected</h2>", _table(("", "what", "remedy"), rows)]
+        remarks = [(each.level, each.text, each.remedy) for each in made.remarks]
+        body += ["<h2>To know before it is connected</h2>", _table(("", "what", "remedy"), remarks)]
     columns = [
         (column.name, column.type, "" if column.nullable else "NOT NULL", ", ".join(column.vocabulary or ()))
         for column in table.columns

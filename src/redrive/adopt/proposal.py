@@ -15,7 +15,7 @@ from redrive.adopt.look import NUMBERS, TEXTS, TIMES
 from redrive.adopt.mapping import Attempts, Clock, Mapping, Payload, Priority, Runnable, Write
 from redrive.adopt.reading import DONE, FAILED, WAITING, WORKING, plain
 from redrive.adopt.shapes import known, shape
-from redrive.words import number
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from redrive.adopt.document import Value
@@ -176,14 +176,14 @@ class _Proposal:
             values = tuple(_typed(self.state, word) for word in self.words.get(WAITING, []))
             rows = self.made.census.values(self.state.name)[None]
             if rows:
-                self.notes["runnable"] = f"{number(rows)} rows have NULL there: add null = true if they wait, too."
+                self.notes["runnable"] = _null_there(rows)
             if not values:
                 self.questions["runnable.values"] = f"Which values of {self.state.name} wait? As a list, such as [0]."
             return Runnable(column=self.state.name, values=values, where=gone)
         if reading.flag:
             rows = self.made.census.values(reading.flag)[None]
             if rows:
-                self.notes["runnable"] = f"{number(rows)} rows have NULL there: add null = true if they wait, too."
+                self.notes["runnable"] = _null_there(rows)
             return Runnable(column=reading.flag, values=(False,), where=gone)
         if reading.stamp:
             return Runnable(column=reading.stamp, null=True, where=gone)
@@ -342,6 +342,10 @@ def _default(column: Column) -> str | None:
     if text.startswith("'") and text.endswith("'") and len(text) > 1:
         return text[1:-1].replace("''", "'")
     return text.strip("()") if text.strip("()").lstrip("-").isdigit() else None
+
+
+def _null_there(rows: int) -> str:
+    return f"{counted(rows, 'row has', 'rows have')} NULL there: add null = true if such rows wait, too."
 
 
 def _typed(column: Column, word: str) -> Value:

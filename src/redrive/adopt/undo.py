@@ -1,4 +1,4 @@
-"""Ends an adoption: what waits is handed back in the table's own words, and the table is left as it was found.
+"""Ends an adoption: what waits is handed back in the table's own words, and nothing of ours is left on the table.
 
 What runs is waited for, since its work can't be called back; nobody's outcome is lost on the way.
 """

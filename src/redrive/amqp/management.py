@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from redrive.amqp.names import prefix, queue_names, strays_name
 from redrive.sql import AMQP
-from redrive.words import jobs, one_line, span
+from redrive.words import counted, one_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -106,9 +106,7 @@ class Broker:
         """Say how many there are and where; empty where there are none."""
         if not self.strays:
             return ""
-        many = (
-            f"{self.strays:,} messages that are no jobs wait" if self.strays > 1 else "1 message that is no job waits"
-        )
+        many = counted(self.strays, "message that is no job waits", "messages that are no jobs wait")
         return f"{many} in the queue {self.strays_in} for somebody to look"
 
     @property
@@ -137,14 +135,16 @@ def ails(now: Broker) -> list[Ailment]:
     if now.strays:
         found.append(Ailment("bad", now.strays_in_words, remedy=EMPTIED))
     for each in now.kinds:
-        waits = f"{jobs(each.ready)} of kind {each.kind} wait{'s' * (each.ready == 1)} at the broker"
+        waits = counted(each.ready, f"job of kind {each.kind} waits", f"jobs of kind {each.kind} wait")
+        waits += " at the broker"
         if each.ready and not each.consumers:
             left = "" if each.routed else ", to which it is not routed"
             found.append(Ailment("bad", f"{waits}{left}, and no worker takes them", each.kind, AWAY))
         elif each.oldest is not None and each.oldest > LATE:
             found.append(Ailment("bad", f"{waits}, the first for {span(each.oldest)}", each.kind, "more workers"))
         elif each.drains is not None and each.drains > LATE:
-            found.append(Ailment("note", f"{waits}, and need {span(each.drains)}", each.kind, "more workers"))
+            need = "needs" if each.ready == 1 else "need"
+            found.append(Ailment("note", f"{waits}, and {need} {span(each.drains)}", each.kind, "more workers"))
         if each.trouble:
             found.append(Ailment("bad", f"kind {each.kind}: {each.trouble}", each.kind))
     return found
@@ -259,7 +259,7 @@ def _ails(node: dict[str, Any]) -> list[str]:
     if node.get("disk_free_alarm"):
         found.append(f"node {name} has no disk left: nothing can be sent to the broker")
     if node.get("partitions"):
-        found.append(f"node {name} is cut off from {len(node['partitions'])} others")
+        found.append(f"node {name} is cut off from {counted(len(node['partitions']), 'other')}")
     return found
 
 

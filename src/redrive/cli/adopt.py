@@ -135,9 +135,15 @@ def _next(table: str, map_file: str | None, found: Survey) -> None:
         return
     if map_file is None and suits(found):
         screen.note(
-            f"it is the tutorial's: redrive adopt {table} --in-place --dry-run shows how it becomes redrive's own"
+            "to have it worked there are two ways. It is made as in the well-known tutorial, so it can become "
+            "redrive's own where it stands, with columns and indexes added and the old worker going on: "
+            f"`redrive adopt {table} --in-place --dry-run` shows the SQL"
         )
-    if map_file is None:
+        screen.note(
+            "or it stays as it is, and a map says how its rows are worked, as of any other table: "
+            f"`redrive adopt {table} --map FILE` proposes one"
+        )
+    elif map_file is None:
         screen.note(f"to have it worked: redrive adopt {table} --map FILE proposes how")
     else:
         screen.note(f"to have it worked: redrive adopt connect {table} --map {map_file} --dry-run")

@@ -18,6 +18,7 @@ from redrive.cli.mend import ask, bar
 from redrive.cli.options import as_json, database, examples, signed
 from redrive.cli.screen import Cell
 from redrive.cli.session import session
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from redrive.adopt.undo import Undone
@@ -130,9 +131,13 @@ def connect(
         f"{plan.mapping.table} is connected: rows that come to wait are jobs of {mapping.kind or 'their own kind'}"
     )
     if done["taken"]:
-        click.echo(f"{screen.number(done['taken'])} rows from since the cut-over were taken in")
+        taken = counted(done["taken"], "row from since the cut-over was", "rows from since the cut-over were")
+        click.echo(f"{taken} taken in")
     if done["held"]:
-        click.echo(f"{screen.number(done['held'])} rows from before it are left alone: see `redrive adopt backfill`")
+        click.echo(
+            counted(done["held"], "row from before it is", "rows from before it are")
+            + " left alone: see `redrive adopt backfill`"
+        )
 
 
 @adopt.command(
@@ -227,7 +232,7 @@ def backfill(
 
 @adopt.command(
     "undo",
-    short_help="Disconnect a table and leave it as it was found.",
+    short_help="Disconnect a table and take away what was made for it.",
     epilog=examples(
         "redrive adopt undo mail_jobs --dry-run",
         "redrive adopt undo mail_jobs --reason 'back to cron'",
@@ -259,8 +264,8 @@ def undo(
 ) -> None:
     """Make no more jobs of the rows of TABLE, hand back those that wait, and take away all that was made for it.
 
-    Jobs that run are waited for. Exit code 1 where some still do: it is half undone then, makes no new jobs, and is to
-    be said again.
+    Rows keep what was written to them: what has been done stays done. Jobs that run are waited for. Exit code 1 where
+    some still do: it is half undone then, makes no new jobs, and is to be said again.
     """
     from redrive.adopt import undo as ending
 
@@ -268,11 +273,17 @@ def undo(
         adoption, script = ending.preview(now.conn, now.schema, table)
         if not as_json:
             click.echo(
-                f"{screen.jobs(adoption.waiting)} of {adoption.name} wait and are cancelled, {adoption.claimed} run"
+                counted(
+                    adoption.waiting,
+                    f"job of {adoption.name} waits and is cancelled",
+                    f"jobs of {adoption.name} wait and are cancelled",
+                )
+                + f", {counted(adoption.claimed, 'runs', 'run')}"
             )
             if adoption.ended:
                 click.echo(
-                    f"{adoption.ended} rows have ended and their table has no word for it: the old worker will see them"
+                    counted(adoption.ended, "row has", "rows have")
+                    + " ended and the table has no word for it: for the old worker it is as if they waited"
                 )
         if dry_run:
             _show_script(script, as_json=as_json)
@@ -291,7 +302,10 @@ class _Waiting:
         self._silent, self._said = silent, ""
 
     def __call__(self, left: Any) -> None:
-        said = f"waiting for {screen.jobs(left.running)} that run and {left.owed} rows that can't be written yet"
+        said = (
+            f"waiting for {counted(left.running, 'job that runs', 'jobs that run')} and "
+            f"{counted(left.owed, 'row')} that can't be written yet"
+        )
         if not self._silent and said != self._said:
             screen.note(said)
         self._said = said
@@ -303,10 +317,14 @@ def _tell_undone(done: Undone, *, as_json: bool) -> None:
     else:
         click.echo(f"{screen.jobs(done.returned)} cancelled, their rows handed back")
         if done.done:
-            click.echo(f"{done.table} is no longer connected, and as it was found")
+            click.echo(
+                f"{done.table} is no longer connected: nothing of redrive's is left on it, and its rows keep what was "
+                "written to them"
+            )
         else:
             click.echo(
-                f"not done yet: {screen.jobs(done.running)} still run and {done.owed} rows can't be written; no new "
+                f"not done yet: {counted(done.running, 'job still runs', 'jobs still run')} and "
+                f"{counted(done.owed, 'row')} can't be written; no new "
                 "jobs are made, so say it again, with --wait for more patience or --abandon for none",
                 err=True,
             )
@@ -330,7 +348,7 @@ def _show_script(script: list[str], *, as_json: bool) -> None:
         screen.document({"dry_run": True, "statements": script})
     else:
         click.echo("\n\n".join(script))
-        screen.note(f"nothing was done; these {len(script)} statements would be run")
+        screen.note(f"nothing was done; {counted(len(script), 'statement')} would be run, as above")
 
 
 def _show_buckets(found: list[dict[str, Any]]) -> None:

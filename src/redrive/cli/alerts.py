@@ -11,6 +11,7 @@ from redrive.cli import screen
 from redrive.cli.exits import OK, PROBLEM, Trouble
 from redrive.cli.options import as_json, database, examples
 from redrive.cli.session import Session, session
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from redrive.alerter import Ask
@@ -173,9 +174,10 @@ def _show(now: Session, *, as_json: bool) -> None:
     if not here and not known:
         screen.note("no channel: set REDRIVE_ALERT_SLACK, REDRIVE_ALERT_WEBHOOK or REDRIVE_ALERT_EMAIL for the workers")
     looked = "no worker has looked yet" if state.looked_at is None else f"looked {screen.ago(state.looked_at, now.now)}"
-    click.echo(f"{looked}; {len(open_alerts)} things are the matter")
+    click.echo(f"{looked}; {counted(len(open_alerts), 'thing is', 'things are')} the matter")
     for row in open_alerts:
-        click.secho(f"  {row.rule}: {screen.one_line(row.text)} (since {screen.ago(row.began_at, now.now)})", fg="red")
+        for_so_long = screen.span((now.now - row.began_at).total_seconds())
+        click.secho(f"  {row.rule}: {screen.one_line(row.text)} (for {for_so_long})", fg="red")
 
 
 def _state(now: Session) -> Statement[Any]:

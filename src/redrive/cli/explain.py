@@ -10,6 +10,7 @@ import click
 from redrive.cli import screen
 from redrive.cli.options import application, as_json, examples
 from redrive.cli.target import load_queue
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from redrive.backoff import Backoff
@@ -62,7 +63,7 @@ def explain(kind: str, app: str | None, *, as_json: bool) -> None:
         return
     click.echo(f"{screen.clean(kind)}: {plan.source}")
     limit = "no timeout" if plan.timeout is None else f"timeout {screen.span(plan.timeout)}"
-    click.echo(f"backoff {screen.clean(_backoff(plan.backoff))}, {plan.max_attempts} attempts, {limit}")
+    click.echo(f"backoff {screen.clean(_backoff(plan.backoff))}, {counted(plan.max_attempts, 'attempt')}, {limit}")
     if plan.topics:
         click.echo(screen.one_line(f"subscribes to {', '.join(plan.topics)}"))
     click.echo()

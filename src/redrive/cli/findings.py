@@ -8,7 +8,7 @@ import click
 
 from redrive.adopt.signs import ODD, UNKNOWN
 from redrive.cli import screen
-from redrive.words import number, one_line, span
+from redrive.words import counted, number, one_line, span
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -134,7 +134,8 @@ def _lost(made: Report) -> None:
     click.echo()
     if made.copies:
         click.secho(
-            f"{number(made.copies)} rows are exact copies of another: without a key nobody can tell them apart",
+            counted(made.copies, "row is an exact copy of another", "rows are exact copies of another")
+            + ": without a key nobody can tell them apart",
             fg="red",
         )
     if not made.buckets:

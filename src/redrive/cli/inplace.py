@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
-from redrive.words import number
+from redrive.words import counted
 
 if TYPE_CHECKING:
     import psycopg
@@ -35,15 +35,15 @@ def upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, yes: 
         click.echo(f"{name} is redrive's own already: nothing to do")
         return
     if planned.rows:
-        rows = number(round(planned.rows))
-        screen.note(f"about {rows} rows are written anew, a slice at a time: delete first what nobody needs")
+        rows = counted(round(planned.rows), "row is", "rows are")
+        screen.note(f"about {rows} written anew, a slice at a time: delete first what nobody needs")
     if made.lost:
         screen.note(
-            f"{number(made.lost)} rows are lost in silence, see above: redrive's workers take back what is in progress "
-            "for long, and run what is due. Put right first what must not be run"
+            f"{counted(round(made.lost), 'row is', 'rows are')} lost in silence, see above: redrive's workers take "
+            "back what is in progress for long, and run what is due. Put right first what must not be run"
         )
     if not yes:
-        click.confirm(f"Change {name} in {len(planned.steps)} steps?", abort=True, err=True)
+        click.confirm(f"Change {name} in {counted(len(planned.steps), 'step')}?", abort=True, err=True)
     count = len(planned.steps)
 
     def told(place: int, step: Step) -> None:
@@ -56,6 +56,6 @@ def upgrade(conn: psycopg.Connection[Any], made: Report, *, dry_run: bool, yes: 
         reason=reason,
         on_step=told,
         on_wait=lambda line: click.echo(f"      {line}", err=True),
-        on_rows=lambda rows: click.echo(f"      {number(rows)} rows", err=True),
+        on_rows=lambda rows: click.echo(f"      {counted(rows, 'row')}", err=True),
     )
     click.echo(f"{name} is redrive's own now. Its schema is {schema}: start workers with REDRIVE_SCHEMA={schema}")

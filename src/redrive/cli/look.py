@@ -93,7 +93,7 @@ def _when(job: dict[str, Any], now: datetime) -> str:
         waits = job["run_at"] > now
         return screen.ago(job["run_at"], now) if waits else f"due {screen.ago(job['run_at'], now)}"
     if job["status"] == "running":
-        return f"since {screen.ago(job['locked_at'] or job['updated_at'], now)}"
+        return f"for {screen.span((now - (job['locked_at'] or job['updated_at'])).total_seconds())}"
     return screen.ago(job["updated_at"], now)
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from redrive.cli import SAID
 from redrive.cli.exits import NOT_MIGRATED, OK, UNREACHABLE, USAGE
 from redrive.notify import Manager
+from redrive.words import counted
 from redrive.worker import stop_signals
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Processes:
             if self._wait() in stops:
                 self._stop()
             self._look()
-            self._manager.alive(f"{sum(member.process is not None for member in self._members)} worker processes")
+            running = sum(member.process is not None for member in self._members)
+            self._manager.alive(counted(running, "worker process", "worker processes"))
         return self._worst
 
     def _wait(self) -> int:

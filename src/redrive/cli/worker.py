@@ -16,6 +16,7 @@ import click
 from redrive.cli.exits import OK, Trouble, told
 from redrive.cli.options import database, examples, setting
 from redrive.cli.target import load_queue
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +138,7 @@ def work(make: Callable[..., Worker], *, once: bool, settings: dict[str, Any]) -
         "worker %s works on schema %s, %s",
         worker.name,
         worker.settings.schema,
-        f"{worker.settings.concurrency} jobs at a time, of kinds {', '.join(worker.kinds)}"
+        f"{counted(worker.settings.concurrency, 'job')} at a time, of kinds {', '.join(worker.kinds)}"
         if worker.kinds
         else "hands jobs to the broker and runs none itself",
     )

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from redrive.ended import Ended
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,9 +51,8 @@ def play(stage: Stage) -> Account:
     the_fix(stage)
     account = stage.settle()
     if account.lost:
-        stage.scene(
-            f"{len(account.lost)} jobs were lost.", "This must not happen: please report it, with the lines above."
-        )
+        lost = counted(len(account.lost), "job was", "jobs were")
+        stage.scene(f"{lost} lost.", "This must not happen: please report it, with the lines above.")
     else:
         stage.scene("Nothing was lost.", "What was enqueued, what the table says and what arrived agree.")
     stage.show()
@@ -68,7 +68,8 @@ def orders_come_in(stage: Stage) -> None:
     for order in ORDERS:
         taken = _place(stage, order)
         stage.enqueued |= {job.id for job in taken}
-        stage.journal.tell("shop", f"order {order['number']} of {order['customer']}: {len(taken)} jobs", "work")
+        jobs = counted(len(taken), "job")
+        stage.journal.tell("shop", f"order {order['number']} of {order['customer']}: {jobs}", "work")
         stage.pause(0.4)
     with suppress(CalledOff), stage.connection.transaction():
         _place(stage, {**ORDERS[0], "number": 1005})
@@ -103,7 +104,7 @@ def the_dead_are_seen(stage: Stage) -> None:
     """Leave a moment to read."""
     dead = stage.board.count("dead")
     stage.scene(
-        f"All that could succeed has; {dead} jobs are dead.",
+        f"All that could succeed has; {counted(dead, 'job is', 'jobs are')} dead.",
         "Not gone: each waits in plain sight, with its reason, for somebody to mend what no retry can.",
     )
     stage.pause(READING)

@@ -28,6 +28,7 @@ from redrive.ended import Ended
 from redrive.errors import InvalidOption, UnknownGroup
 from redrive.statements import named
 from redrive.store import workers
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,8 +262,8 @@ class JobAdmin(ForLooking):
             self.message_user(request, str(error), messages.ERROR)
         else:
             how = "one goes first, the others if it succeeds" if canary else "all of them"
-            said = f"{made.matched:,} jobs of {group.id} are sent back by the workers: {how}."
-            self.message_user(request, said, messages.SUCCESS)
+            sent = counted(made.matched or 0, f"job of {group.id} is", f"jobs of {group.id} are")
+            self.message_user(request, f"{sent} sent back by the workers: {how}.", messages.SUCCESS)
         return HttpResponseRedirect(reverse("admin:redrive_job_groups"))
 
     def _requeue(self, request: HttpRequest, ids: Sequence[int]) -> None:
@@ -277,7 +278,7 @@ class JobAdmin(ForLooking):
     def _tell(self, request: HttpRequest, what: str, done: int, left: int, why: str) -> None:
         rest = f"; {left:,} left alone, since {'it is' if left == 1 else 'they are'} {why}" if left else ""
         level = messages.SUCCESS if done else messages.WARNING
-        self.message_user(request, f"{done:,} {'job' if done == 1 else 'jobs'} {what}{rest}.", level)
+        self.message_user(request, f"{counted(done, 'job')} {what}{rest}.", level)
 
     # -- one job
 
