@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ class PostgresWorker(Worker):
         settings = self.settings
         self._claim = self._control("claim")
         self._write = self._control("outcome")
-        self._claim.outages = self._write.outages = lambda: self.database.outages  # heartbeat and listener find out
+        self._claim.outages = self._write.outages = lambda: self.database.outages  # the heartbeat finds out
         self._beat = self._control("heartbeat")
         self._listen = Control(settings.listen_dsn or settings.database_url, settings.schema, f"listen {self.name}")
         self.writer = Writer(self.database, self._write, self.name, settings.max_crashes)
@@ -97,6 +98,7 @@ class PostgresWorker(Worker):
         self.slots.alive = lambda: self.heartbeat.fresh
         self.listener.on_wake = self.producer.woken
         loop = asyncio.get_running_loop()
+        self.database.on_lost = lambda: self._look_to_ears(loop)
         self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
         self.writer.on_later, self.writer.on_ended = self.producer.expect, self._ended
         self.producer.on_batches = self.batcher.ask
@@ -130,6 +132,11 @@ class PostgresWorker(Worker):
     def loop_blocked(self) -> bool:
         """Whether the heartbeat, from its thread, sees the main loop stand still."""
         return self.heartbeat.loop_blocked
+
+    def _look_to_ears(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ping the session that LISTENs: a server that was demoted lets it be, and says nothing more to it."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self.listener.wake)
 
     def _begin_anew(self) -> None:
         """After a silence in which others may have taken this worker's jobs: begin none of those claimed before."""

@@ -35,6 +35,8 @@ class Database:
         self.outages = 0
         """How often it has gone away."""
         self.error = ""
+        self.on_lost: Callable[[], object] = lambda: None
+        """Told of each time, in the thread of whoever noticed."""
         self._missed_by: dict[str, Callable[[], object]] = {}
 
     def lost(self, by: str, error: BaseException, wake: Callable[[], object] = lambda: None) -> None:
@@ -44,6 +46,7 @@ class Database:
             self.away_since = time.monotonic()
             self.outages += 1
             emit(ConnectionLost(worker=self.worker, what=by, error=self.error))
+            self.on_lost()
         self._missed_by[by] = wake
 
     def answered(self, by: str) -> None:
