@@ -153,7 +153,7 @@ def test_without_the_extra_it_is_said_what_to_install(monkeypatch, db):
 
 
 def test_a_worker_answers_for_itself_and_for_all_op_08(db, conn):
-    """OP-08: /health goes by the loops, not by the process."""
+    """OP-08: /health goes by the loops, not by the process. CN-01: that it hears is told."""
     queue = Queue(db, metrics_port=free_port())
 
     @queue.handler("mail")
@@ -179,6 +179,9 @@ def test_a_worker_answers_for_itself_and_for_all_op_08(db, conn):
         worker.pruner.trouble = "it is stuck"
         assert get(port, "/health") == (503, b"pruner loop: it is stuck\n")
         assert samples(get(port)[1])["redrive_worker_healthy",] == 0
+        wait_for(lambda: samples(get(port)[1])["redrive_worker_listens",] == 1)
+        worker.listener.hears = False
+        assert samples(get(port)[1])["redrive_worker_listens",] == 0
         [(sessions,)] = conn.execute(
             "select count(*) from pg_stat_activity where application_name like %s", (f"redrive % {worker.name}",)
         ).fetchall()

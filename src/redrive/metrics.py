@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redrive.errors import InvalidOption
 from redrive.figures import Figures, look, look_async
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from redrive.schedules import Desk
 
+Gauge: TypeAlias = "tuple[str, Callable[[], float]]"
+"""What a figure says, and the function that knows it."""
 KEPT_FOR = 15.0
 """Seconds for which the answer of the database is used again."""
 RESTS = 50
@@ -63,8 +65,8 @@ class OfWorker:
     """A collector of what one worker counted since it began, and of how it is."""
 
     def __init__(self, totals: Callable[[], dict[str, Count]], about: dict[str, str]) -> None:
-        self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
-        """By the end of the name: what it says, and the function that knows."""
+        self.gauges: dict[str, Gauge] = {}
+        """By the end of the name."""
         self._totals = totals
         self._about = about
 

@@ -35,6 +35,7 @@ from redrive.writer import Writer, complete
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from redrive.metrics import Gauge
     from redrive.outcome import Finished
     from redrive.service import Service, Turning
 
@@ -122,6 +123,11 @@ class PostgresWorker(Worker):
     def fresh(self) -> bool:
         """Whether the last beat that was answered is young enough."""
         return self.heartbeat.fresh
+
+    def _gauges(self) -> dict[str, Gauge]:
+        """Say whether new jobs wake it."""
+        text = "Whether new jobs wake it; at 0 it finds them by polling alone."
+        return {"listens": (text, lambda: self.listener.hears)}
 
     @property
     def turning(self) -> bool:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from redrive import figures, stats
-from redrive.metrics import Kept, OfFleet, OfWorker, Page, demand
+from redrive.metrics import Gauge, Kept, OfFleet, OfWorker, Page, demand
 from redrive.service import FOR_EVER, Database, Service
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Scrape(Service):
         complaints: Callable[[], str],
         in_flight: Callable[[], int],
         unwritten: Callable[[], int],
+        more: dict[str, Gauge],
     ) -> None:
         super().__init__(database)
         self._control = control
@@ -61,6 +62,7 @@ class Scrape(Service):
                 "jobs_in_flight": ("Jobs that this worker holds.", in_flight),
                 "outcomes_waiting": ("Outcomes that are not written yet.", unwritten),
                 "healthy": ("Whether its loops turn and its last sign of life is fresh.", lambda: not complaints()),
+                **more,
             }
             self._page = Page(worker, OfFleet(self._figures), process=True)
 

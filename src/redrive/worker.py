@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from redrive.definition import Definition
     from redrive.handlers import Handlers
+    from redrive.metrics import Gauge
     from redrive.settings import Settings
     from redrive.slots import Slots
     from redrive.writer import Writer
@@ -191,8 +192,13 @@ class Worker(ABC):
             complaints=self.ailment,
             in_flight=lambda: self.slots.in_flight,
             unwritten=lambda: self.writer.unwritten,
+            more=self._gauges(),
         )
         self.watch = Watch(self.database, self.slots, self.writer, self._give_up_on_database)
+
+    def _gauges(self) -> dict[str, Gauge]:
+        """List what only this kind of worker tells of itself."""
+        return {}
 
     def _control(self, role: str) -> Control:
         return Control(self.settings.database_url, self.settings.schema, f"{role} {self.name}")
