@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import time
 
+import asyncpg
 import psycopg
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from chaos.pooler import pooler
-from engine import insert, measured, row, sentries, states, status
-from redrive import Queue
+from engine import Inside, insert, measured, row, sentries, states, status
+from redrive import Queue, events
+from redrive.connections import Control
 from support import wait_for
+from ways import asyncpg_of, url
 
 SOURCE = """
 import time
@@ -75,6 +83,38 @@ def test_a_worker_behind_a_pooler_polls_and_says_once_what_would_wake_it_ln_01_l
     assert server_log.errors() == []
 
 
+@pytest.mark.parametrize("found_out", ["by what its session shows", "by a word that is not heard"])
+def test_within_two_seconds_a_worker_knows_that_a_pooler_carries_no_wake_up_ln_01(
+    pgbouncer, db, conn, monkeypatch, found_out
+):
+    """There are poolers that look like a session of one's own: then a word that does not come tells of them."""
+    if found_out == "by what its session shows":
+        queue = Queue(pgbouncer, poll=60)
+    else:
+        look = Control._look
+
+        async def deceived(control, opened, nonce):
+            return dataclasses.replace(await look(control, opened, nonce), shared=False)
+
+        monkeypatch.setattr(Control, "_look", deceived)
+        queue = Queue(db, listen_dsn=pgbouncer, poll=60)
+    queue.handler("job")(lambda payload: None)
+    told = {}
+    end = events.subscribe(
+        lambda event: told.setdefault(type(event), time.monotonic()), events.WorkerStarted, events.ListenerDeaf
+    )
+    with Inside(queue) as inside:
+        wait_for(lambda: events.ListenerDeaf in told)
+        took = told[events.ListenerDeaf] - told[events.WorkerStarted]
+        measured(f"known {found_out} after {took:.2f} s")
+        assert took < 2 + 1  # to connect, on a busy machine
+        assert not inside.worker.listener.hears
+        job = insert(conn, "job")
+        wait_for(lambda: status(conn, job) == "succeeded", 2.5)
+    end()
+    queue.close()
+
+
 def test_with_a_direct_connection_for_listening_jobs_are_taken_up_at_once_ln_01(
     pgbouncer, db, conn, start_worker, server_log
 ):
@@ -113,6 +153,114 @@ def test_the_queues_own_connections_go_through_a_pooler_ln_03(logged, pgbouncer,
     queue.close()
     assert_clean(pgbouncer, conn, server_log)
     assert server_log.errors() == []
+
+
+@contextlib.asynccontextmanager
+async def over_psycopg(dsn, how):
+    with psycopg.connect(dsn, **how) as own:
+
+        async def enqueue(queue, number):
+            queue.enqueue("job", {"n": number}, connection=own)
+            own.commit()
+
+        yield enqueue
+
+
+@contextlib.asynccontextmanager
+async def over_async_psycopg(dsn, how):
+    async with await psycopg.AsyncConnection.connect(dsn, **how) as own:
+
+        async def enqueue(queue, number):
+            await queue.enqueue_async("job", {"n": number}, connection=own)
+            await own.commit()
+
+        yield enqueue
+
+
+@contextlib.asynccontextmanager
+async def over_asyncpg(dsn, how):
+    own = await asyncpg.connect(**asyncpg_of(dsn), **how)
+
+    async def enqueue(queue, number):
+        await queue.enqueue_async("job", {"n": number}, connection=own)
+
+    try:
+        yield enqueue
+    finally:
+        await own.close()
+
+
+@contextlib.asynccontextmanager
+async def over_alchemy(dsn, how):
+    engine = sa.create_engine(url(dsn, "psycopg"), connect_args=how, poolclass=NullPool)
+    with engine.connect() as own:
+
+        async def enqueue(queue, number):
+            queue.enqueue("job", {"n": number}, connection=own)
+            own.commit()
+
+        yield enqueue
+
+
+@contextlib.asynccontextmanager
+async def over_async_alchemy(dsn, how):
+    engine = create_async_engine(url(dsn, "asyncpg"), connect_args=how, poolclass=NullPool)
+    async with engine.connect() as own:
+
+        async def enqueue(queue, number):
+            await queue.enqueue_async("job", {"n": number}, connection=own)
+            await own.commit()
+
+        yield enqueue
+
+
+async def twelve_rounds(way, dsn, how):
+    """Enqueue on the caller's connection, to which the pooler gives one of the server's two sessions and the other."""
+    queue = Queue(dsn)
+    with psycopg.connect(dsn, prepare_threshold=None) as stranger:
+        async with way(dsn, how) as enqueue:
+            for number in range(12):
+                if number % 2:
+                    stranger.execute("select 1")  # takes the session that was used last
+                await enqueue(queue, number)
+                stranger.rollback()
+    queue.close()
+
+
+PSYCOPG, ASYNCPG = {"prepare_threshold": None}, {"statement_cache_size": 0}
+CALLERS = [
+    (over_psycopg, PSYCOPG),
+    (over_async_psycopg, PSYCOPG),
+    (over_asyncpg, ASYNCPG),
+    (over_alchemy, PSYCOPG),
+    (over_async_alchemy, ASYNCPG | {"prepared_statement_cache_size": 0}),
+]
+
+
+@pytest.mark.usefixtures("logged")
+@pytest.mark.parametrize(("way", "how"), CALLERS)
+def test_a_callers_connection_goes_through_a_pooler_where_its_driver_prepares_nothing_ln_03(
+    pgbouncer, conn, server_log, way, how
+):
+    asyncio.run(twelve_rounds(way, pgbouncer, how))
+    assert states(conn) == {"pending": 12}
+    said = [line for line in server_log.lines() if "LOG:  execute " in line]
+    assert [line for line in said if "execute <unnamed>" not in line] == []
+    assert_clean(pgbouncer, conn, server_log)
+    assert server_log.errors() == []
+
+
+@pytest.mark.parametrize(("way", "how"), CALLERS)
+def test_where_a_callers_driver_prepares_statements_the_error_names_the_setting_ln_03(pgbouncer, conn, way, how):
+    """Nothing is enqueued by a statement that went wrong, and nothing twice."""
+    with pytest.raises(Exception, match="prepared statement") as refused:
+        asyncio.run(twelve_rounds(way, pgbouncer, {}))
+    [note] = refused.value.__notes__
+    for setting, value in how.items():
+        assert f"{setting}={value}" in note
+    numbers = [number for (number,) in conn.execute("select (payload ->> 'n')::int from redrive.jobs order by id")]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) < 12
 
 
 def test_a_heartbeat_behind_a_pooler_does_not_wait_for_jobs_that_somebody_has_locked(

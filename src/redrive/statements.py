@@ -103,6 +103,8 @@ def _shipped() -> AdaptersMap:
 _NOT_THERE = ("42P01", "42703", "42883", "3F000")
 """No such table, column, function or schema."""
 _DEADLOCK = "40P01"
+_NOT_PREPARED = ("26000", "42P05")
+"""What the driver has prepared is not in this session of the server's, or somebody else's is there by that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ async def afollow(ask: Callable[..., Awaitable[list[Any]]], steps: Steps[T], con
 
 @contextmanager
 def noted(conn: Any = None, driver: Any = None) -> Iterator[None]:
-    """Let the driver's own error pass untouched, with a note on what to do about a table or connection that is gone."""
+    """Let the driver's own error pass untouched, with a note on what to do where that is known."""
     try:
         yield
     except Exception as error:
@@ -240,6 +242,12 @@ def noted(conn: Any = None, driver: Any = None) -> Iterator[None]:
             error.add_note(
                 "two transactions waited for each other's rows or keys: say their enqueues in the order of their keys, "
                 "or run the whole transaction again"
+            )
+        elif _sqlstate(error) in _NOT_PREPARED:
+            error.add_note(
+                "a pooler in between hands the server's sessions round, and with them what drivers prepare there: "
+                "connect with prepare_threshold=None (psycopg) or statement_cache_size=0 (asyncpg); with SQLAlchemy "
+                "by connect_args, and prepared_statement_cache_size=0 beside the latter"
             )
         elif conn is not None and (conn.closed if driver is None else driver.closed(conn)):
             error.add_note(
