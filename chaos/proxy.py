@@ -54,6 +54,8 @@ class Proxy:
         self.delay = 0.0
         """Seconds that each packet takes."""
         self.refusing = False
+        self.refused = 0
+        """How often somebody was."""
         self.swallowed = threading.Event()
         self._swallow: tuple[str, bytes, bytes] | None = None
         self._flows = threading.Event()
@@ -140,6 +142,7 @@ class Proxy:
             except OSError:
                 return
             if self.refusing:
+                self.refused += 1
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.close()
                 continue

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine import APP, Effects, failures, insert, measured, row, states, status
+from engine import APP, Effects, Inside, failures, insert, measured, row, states, status
 from redrive import Queue
 from redrive.outcome import HandedBack
 from redrive.slots import Slots
@@ -179,6 +179,29 @@ def test_a_job_that_kills_its_worker_dies_after_max_crashes_and_its_hook_runs_on
         worker = start()
     wait_for(lambda: status(conn, after) == "succeeded")
     assert len(effects.all("on_dead", poison)) == 1
+
+
+def test_crashes_are_counted_by_themselves_and_spend_no_attempt_cr_10(start, conn, effects, db):
+    """Of three attempts and five crashes the fifth crash ends it; each worker is killed from outside, in mid-job."""
+    queue = Queue(db, lease=1, max_crashes=5)
+    queue.handler("other")(lambda payload: None)
+    job = insert(conn, "nap", '{"seconds": 60}', max_attempts=3)
+    with Inside(queue):
+        for number in range(1, 6):
+            victim = start("--lease", "1", "--max-crashes", "5")
+            wait_for(lambda number=number: len(effects.starts(job)) == number)
+            assert (row(conn, job).attempts, row(conn, job).crashes) == (1, number - 1)
+            victim.kill()
+            # as if the lease had run out by now
+            conn.execute("update redrive.workers set heartbeat_at = now() - 2 * lease where pid = %s", (victim.pid,))
+            wait_for(lambda: status(conn, job) != "running")
+    found = row(conn, job)
+    assert (found.status, found.attempts, found.max_attempts) == ("dead", 0, 3)
+    assert "poison: its worker died 5 times while it ran alone" in found.last_error
+    told = [(failure.error_type, failure.outcome) for failure in failures(conn, job)]
+    assert told == [("WorkerLost", "reclaimed")] * 4 + [("WorkerLost", "dead")]
+    assert len(effects.starts(job)) == 5
+    queue.close()
 
 
 def test_neighbours_of_jobs_that_kill_their_worker_lose_nothing_cr_09(start, conn, effects):

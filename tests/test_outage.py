@@ -16,6 +16,7 @@ from chaos.proxy import Proxy
 from engine import APP, Effects, Inside, failures, insert, measured, row, sentries, sessions, states, status
 from redrive import Dead, Discard, Queue, Retry, Snooze, events, listener
 from redrive.migrate import migrate
+from redrive.service import Service
 from support import wait_for
 
 RARELY = ("--poll", "60")
@@ -81,6 +82,34 @@ def test_after_each_restart_of_the_server_the_worker_works_and_hears_again_cn_01
     assert worker.stop() == 0
 
 
+def test_an_outage_of_as_many_tries_as_fit_into_ninety_seconds_is_over_as_soon_as_a_short_one_cn_01(
+    db, conn, monkeypatch
+):
+    """Many leases long. What was enqueued meanwhile runs, what ran through it ran once, and the worker hears again."""
+    monkeypatch.setattr(Service, "longest_pause", 0.1)
+    tries = 25  # with the pauses as they are, of which all but the first five are five seconds or nearly so
+    ended = threading.Event()
+    with Proxy(db) as proxy:
+        queue = Queue(proxy.dsn, poll=60, lease=1)
+        queue.handler("job")(lambda payload: None)
+        queue.handler("long", timeout=None)(lambda payload: ended.wait(30))
+        with Inside(queue) as inside:
+            wait_for(lambda: sentries(conn) == [inside.worker.name])
+            long = insert(conn, "long")
+            wait_for(lambda: status(conn, long) == "running")
+            with proxy.down():
+                meanwhile = [insert(conn, "job") for _ in range(20)]
+                parts = (inside.worker.listener, inside.worker.heartbeat)
+                wait_for(lambda: min(part._failures for part in parts) >= tries, 30)
+                ended.set()
+            wait_for(lambda: {status(conn, job) for job in (long, *meanwhile)} == {"succeeded"}, 5)
+            wait_for(lambda: sentries(conn) == [inside.worker.name], 5)
+            measured(f"the first job after it was done {runs_at_once(conn):.3f} s after its insert")
+        queue.close()
+    assert [row(conn, job).claims for job in (long, *meanwhile)] == [1] * 21
+    assert failures(conn, long) == []
+
+
 def test_every_session_may_be_ended_by_an_administrator_and_comes_back_cn_01(start, conn, effects):
     """One after the other and all at once, while the worker is idle."""
     worker = start(*RARELY, "--lease", "3")
@@ -105,11 +134,12 @@ def test_every_session_may_be_ended_by_an_administrator_and_comes_back_cn_01(sta
 
 
 def test_a_worker_that_starts_before_its_database_waits_for_it_quietly_cn_03(db, start, conn):
+    """With a line when it began to wait and none a try, of which a minute has sixteen."""
     with Proxy(db) as proxy:
         with proxy.down():
             worker = start(dsn=proxy.dsn)
             wait_for(lambda: "does not answer" in worker.log())
-            time.sleep(3)
+            wait_for(lambda: proxy.refused >= 5, 15)
             assert len(worker.log().splitlines()) <= 3
         job = insert(conn, "doze")
         wait_for(lambda: status(conn, job) == "succeeded", 8)

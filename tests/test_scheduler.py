@@ -356,6 +356,52 @@ def test_with_queue_one_a_single_slot_waits_for_the_run_before_it_and_then_runs_
     assert (row.outcome, row.reason) == ("enqueued", "waited for the job before it to end")
 
 
+def test_an_orphaned_run_blocks_the_next_until_its_lease_has_ended_and_somebody_else_ran_it_ct_12(db, conn, queue):
+    schedule(conn, every="1 hour")
+    down(conn, clock(conn) - timedelta(seconds=2))
+    Ticks(db)()
+    conn.execute(
+        "insert into redrive.workers (name, host, pid, version, kinds, concurrency, lease, heartbeat_at)"
+        " values ('elsewhere:77:abc123', 'h', 1, '0', '{k}', 1, '1 s', now())"
+    )
+    conn.execute(
+        "update redrive.jobs set status = 'running', locked_by = 'elsewhere:77:abc123', locked_at = now(), claims = 1"
+    )
+    down(conn, clock(conn) - timedelta(seconds=1))
+    Ticks(db)()
+    assert [slot.outcome for slot in slots(conn)] == ["enqueued", "skipped"]
+    with Inside(queue, lease=1):
+        wait_for(lambda: jobs(conn)[0].status == "succeeded")
+    down(conn, clock(conn) - timedelta(seconds=0.5))
+    Ticks(db)()
+    assert [slot.outcome for slot in slots(conn)] == ["enqueued", "skipped", "enqueued"]
+
+
+def test_runs_that_take_longer_than_the_pause_between_them_never_overlap_and_do_not_pile_up_ct_12(db, conn):
+    """Each second, by two workers with slots to spare; what was skipped is written down."""
+    queues, running, most, go = [Queue(db), Queue(db)], [], [], threading.Event()
+
+    def slow(payload):
+        running.append(1)
+        most.append(len(running))
+        go.wait(20)
+        running.pop()
+
+    for queue in queues:
+        queue.handler("k")(slow)
+    with Inside(*queues) as inside:
+        wait_for(lambda: all(worker.scheduler.settled for worker in inside.workers))
+        conn.execute("insert into redrive.schedules (name, kind, every) values ('s', 'k', '1 s')")
+        wait_for(lambda: [slot.outcome for slot in slots(conn)].count("skipped") >= 3)
+        assert [job.status for job in jobs(conn)] == ["running"]
+        go.set()
+        wait_for(lambda: len(jobs(conn)) == 3)
+    assert set(most) == {1}
+    assert all("of the run before is" in slot.reason for slot in slots(conn) if slot.outcome == "skipped")
+    for queue in queues:
+        queue.close()
+
+
 def test_with_allow_runs_pile_up_ct_12(db, conn):
     schedule(conn, every="1 hour", overlap="allow")
     for _ in range(3):
