@@ -68,7 +68,7 @@ def test_where_a_breaker_is_not_open_it_is_said_what_is(db):
     assert hint("webhook") == "open of kind webhook: webhook api.example.com, webhook b.example.com"
     assert hint("webhook", "c.example.com") == hint("webhook")
     assert hint("mail", "acme") == "open of kind mail: mail"
-    assert hint("mials") == "did you mean: mail"
+    assert hint("mials") == "did you mean mail?"
     assert hint("fax") == "open: mail, webhook api.example.com, webhook b.example.com"
     redrive(db, "breakers", "close", "mail")
     assert hint("mail") == "its jobs are let out already, 1/s now; --at-once lets all of them go"

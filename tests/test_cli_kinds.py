@@ -146,6 +146,7 @@ def test_a_doubt_stops_nothing(db, conn):
         (["pause", "mail", "--reason", "\udcff"], "reason is '\\udcff': NUL and lone surrogates can't be stored"),
         (["pause", "mail", "--by", "a\0b"], "by is 'a\\x00b': NUL and lone surrogates can't be stored"),
         (["limit", "mail", "--rate", "fast"], "give a rate like 10/s, 300/m or 1/h"),
+        (["limit", "mail", "--running", "1", "--burst", "2"], "--burst is 2 without a --rate: give both"),
         (["limit", "mail", "--rate", "0/s"], "must be a number of starts a second over 0"),
     ],
 )

@@ -174,8 +174,8 @@ def _instead(now: Session, kind: str, target: str) -> str:
     if not names:
         return "no breaker is open"
     more = f" and {len(names) - MOST_NAMED} more, see `redrive breakers list`" if names[MOST_NAMED:] else ""
-    what = f"open of kind {kind}" if same else "did you mean" if near else "open"
-    return f"{what}: {', '.join(names[:MOST_NAMED])}{more}"
+    said = f"{', '.join(names[:MOST_NAMED])}{more}"
+    return f"open of kind {kind}: {said}" if same else f"did you mean {said}?" if near else f"open: {said}"
 
 
 def in_words(row: State, now: datetime) -> str:

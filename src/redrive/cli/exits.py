@@ -36,7 +36,8 @@ _LEFTOVER = re.compile("""(["'])[^"'@]*@""")
 _QUOTED = re.compile("""["'][^"']*["']""")
 _OPTION = re.compile(
     r"""(?<!\w)(?:"[^"]*"|'[^']*')"""  # somebody's text
-    r"""|(?P<name>^[a-z_]+(?=[ ](?:is|and)[ ])|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+(?==(?:[ ,;:.]|$)))(?:=(?=[ ,;:.]|$))?"""
+    r"""|(?P<name>^[a-z_]+(?=[ ](?:is|and)[ ])|(?<=[ ]without[ ]a[ ])[a-z]+"""
+    r"""|\b[a-z]+(?:_[a-z]+)+\b|\b[a-z]+(?==(?:[ ,;:.]|$)))(?:=(?=[ ,;:.]|$))?"""
 )
 _NO_TABLES = ("42P01", "3F000", "42883", "42703")
 
@@ -122,7 +123,8 @@ def _of_database(error: Exception, schema: str) -> Trouble | None:
 def _in_flags(text: str) -> str:
     """Name the flags of the command as they are typed: what a program is told of ``every`` is of ``--every`` here.
 
-    A word is an option's name where the sentence begins with it, where = follows, and where English has none such.
+    A word is an option's name where the sentence begins with it, where it is missed, where = follows, and where English
+    has none such.
     """
     here = click.get_current_context(silent=True)
     options = [each for each in here.command.params if isinstance(each, click.Option)] if here else []

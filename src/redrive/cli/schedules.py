@@ -254,8 +254,8 @@ def slots(*, name: str, limit: int, database_url: str | None, schema: str | None
 def next_(*, cron: str | None, every: str | None, timezone: str, start: Any, count: int, as_json: bool) -> None:
     """Show when a CRON text or an interval comes next, in local time and in UTC. Needs no database.
 
-    With --json a list of instants in UTC. An interval is counted from --after. When the schedules that there are run
-    next is in `redrive schedules list`.
+    With --json a list of instants in UTC. An interval is counted from --after. `redrive schedules list` shows when
+    each schedule runs next.
     """
     from redrive.settings import seconds
     from redrive.timetable import preview, timetable, zone
@@ -265,7 +265,7 @@ def next_(*, cron: str | None, every: str | None, timezone: str, start: Any, cou
     if cron is not None and _NAME.fullmatch(cron):
         raise click.UsageError(
             f"{screen.one_line(cron, 60)!r} is no cron text: give one such as '0 3 * * *' or @daily, or --every 90m. "
-            "When the schedules that there are run next is in `redrive schedules list`"
+            "`redrive schedules list` shows when each schedule runs next"
         )
     with told():
         begin = after(start, datetime.now(UTC)) or datetime.now(UTC)
