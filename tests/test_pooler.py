@@ -263,6 +263,28 @@ def test_where_a_callers_driver_prepares_statements_the_error_names_the_setting_
     assert len(numbers) < 12
 
 
+def test_a_statement_that_another_caller_has_prepared_by_the_same_name_is_refused_and_told_ln_03(pgbouncer, conn):
+    """Names are counted from 0 on each connection: what is one caller's enqueue is another's cancel on this session."""
+    queue = Queue(pgbouncer)
+    with (
+        psycopg.connect(pgbouncer) as first,
+        psycopg.connect(pgbouncer) as second,
+        psycopg.connect(pgbouncer, prepare_threshold=None) as stranger,
+    ):
+        for _ in range(6):  # the sixth is prepared
+            queue.enqueue("job", connection=first)
+            first.commit()
+        stranger.execute("select 1")  # takes the session where it is
+        for _ in range(6):
+            queue.cancel(1, connection=second)
+            second.commit()
+        with pytest.raises(psycopg.Error, match="prepared statement") as refused:
+            queue.enqueue("job", connection=first)
+    queue.close()
+    assert any("prepare_threshold=None" in note for note in refused.value.__notes__)
+    assert states(conn) == {"pending": 5, "failed": 1}
+
+
 def test_a_heartbeat_behind_a_pooler_does_not_wait_for_jobs_that_somebody_has_locked(
     pgbouncer_program, conn, db, start_worker
 ):

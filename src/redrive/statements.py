@@ -105,6 +105,8 @@ _NOT_THERE = ("42P01", "42703", "42883", "3F000")
 _DEADLOCK = "40P01"
 _NOT_PREPARED = ("26000", "42P05")
 """What the driver has prepared is not in this session of the server's, or somebody else's is there by that name."""
+_OTHER_PREPARED = "08P01"
+"""Or somebody else's, of other parameters, was about to be run; poolers call errors of their own so, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,7 @@ def noted(conn: Any = None, driver: Any = None) -> Iterator[None]:
                 "two transactions waited for each other's rows or keys: say their enqueues in the order of their keys, "
                 "or run the whole transaction again"
             )
-        elif _sqlstate(error) in _NOT_PREPARED:
+        elif _is_of_prepared(error):
             error.add_note(
                 "a pooler in between hands the server's sessions round, and with them what drivers prepare there: "
                 "connect with prepare_threshold=None (psycopg) or statement_cache_size=0 (asyncpg); with SQLAlchemy "
@@ -259,6 +261,11 @@ def noted(conn: Any = None, driver: Any = None) -> Iterator[None]:
 def _place(conn: Any, driver: Any) -> str:
     name = "" if conn is None else conn.info.dbname if driver is None else driver.database(conn)
     return f"this database ({name})" if name else "this database"
+
+
+def _is_of_prepared(error: Exception) -> bool:
+    state = _sqlstate(error)
+    return state in _NOT_PREPARED or (state == _OTHER_PREPARED and "prepared statement" in str(error))
 
 
 def _sqlstate(error: BaseException | None) -> str | None:
