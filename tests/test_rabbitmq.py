@@ -177,7 +177,11 @@ def test_the_doctor_names_the_relay_where_what_is_routed_is_due_and_none_is_aliv
         )
         assert [text for _, text, _ in bad()] == [said]
         conn.execute("update redrive.workers set kinds = '{}'")
-        assert said not in [text for _, text, _ in bad()]
+        [(check, text, remedy)] = bad()
+        assert (check, text.startswith("no living worker knows kind mail: 1 due job")) == ("kinds", True)
+        assert remedy.startswith(
+            "workers with its handler (or aliases=[...] if it was renamed), and with --broker, for it"
+        )
 
 
 def test_a_worker_at_the_broker_is_not_said_to_be_deaf(db, conn, vhost, wait_for):

@@ -264,8 +264,8 @@ def _clocks(patient: Patient) -> None:
 def _kinds(patient: Patient) -> None:
     with patient.reading() as conn:
         now = figures.look(patient.queue, conn)
+    routed = rabbitmq.routed(patient)  # those want a relay first, which is looked for beside the broker
     if not now.alive:
-        routed = rabbitmq.routed(patient)  # those want a relay first, which is looked for beside the broker
         if any(depth.due for depth in now.depths if depth.kind not in routed):
             patient.bad("no worker is alive, and jobs are due", patient.queue.worker_command)
         return
@@ -273,10 +273,12 @@ def _kinds(patient: Patient) -> None:
     for kind in now.unknown:
         depth = by_kind[kind]
         more = " or more" if depth.capped(depth.pending) else ""
+        broker = ", and with --broker, for it is routed" if kind in routed else ""
         patient.bad(
             f"no living worker knows kind {kind}: {jobs(depth.due, 'due')}{more}, "
             f"the oldest for {span(depth.oldest_due or 0.0)}",
-            f"workers with its handler (or aliases=[...] if it was renamed), or: redrive cancel --kind {clean(kind)}",
+            f"workers with its handler (or aliases=[...] if it was renamed){broker}, "
+            f"or: redrive cancel --kind {clean(kind)}",
             kind=kind,
             due=depth.due,
         )
