@@ -1,9 +1,9 @@
 """``make bench``: measure, show each figure beside its bar, and write benchmarks/results.json.
 
 BENCH_QUICK=1 takes a twentieth of the rows; BENCH_PG=15 another major than the newest; DATABASE_URL a server that is
-there, with the right to create databases. `make bench ONLY=roads` measures that alone and leaves the other figures as
-they were. `make bench-page` puts the results into docs/performance.md and docs/scale.md, and what a job costs into
-redrive.capacity.costs.
+there, with the right to create databases; BENCH_OUT another file. `make bench ONLY=roads` measures that alone and
+leaves the other figures as they were. `make bench-page` puts the results into docs/performance.md and docs/scale.md,
+and what a job costs into redrive.capacity.costs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from benchmarks.stage import staged
 from redrive.capacity import costs
 
 RESULTS = Path(__file__).parent / "results.json"
+OLDER = RESULTS.with_name("results-15.json")
+"""Of another Postgres, written with BENCH_OUT: a column beside."""
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 FRAME = "<!-- results.json, by make bench-page -->", "<!-- end of results.json -->"
 
@@ -88,16 +90,17 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def paged(text: str, results: dict[str, Any]) -> str:
+def paged(text: str, results: dict[str, Any], older: dict[str, Any] | None = None) -> str:
     """Give the page's *text* with the table of these results in its frame."""
     before, _, rest = text.partition(FRAME[0])
     _, _, after = rest.partition(FRAME[1])
-    return f"{before}{FRAME[0]}\n\n{page(results)}\n\n{FRAME[1]}{after}"
+    return f"{before}{FRAME[0]}\n\n{page(results, older)}\n\n{FRAME[1]}{after}"
 
 
 def bring(results: dict[str, Any]) -> None:
     """Put results into the documentation, and into the code that reckons with them."""
-    PAGE.write_text(paged(PAGE.read_text(), results))
+    older = json.loads(OLDER.read_text()) if OLDER.exists() else None
+    PAGE.write_text(paged(PAGE.read_text(), results, older))
     code = Path(costs.__file__)
     code.write_text(settled(code.read_text(), results))
     reload(costs)
@@ -111,12 +114,16 @@ def main() -> None:
         return
     quick = os.environ.get("BENCH_QUICK", "") not in ("", "0")
     sizes = QUICK if quick else Sizes()
+    file = Path(os.environ.get("BENCH_OUT") or RESULTS)
+    before = json.loads(file.read_text()) if file.exists() else {}
     if sys.argv[1:]:
-        results = rounded(measure_only(sys.argv[1:], sizes, json.loads(RESULTS.read_text())))
+        if not before:
+            raise SystemExit(f"there is no {file} to put these figures into: let all be measured once")
+        results = rounded(measure_only(sys.argv[1:], sizes, before))
     else:
-        kept = {name: value for name, value in json.loads(RESULTS.read_text()).items() if name.startswith("broker_")}
+        kept = {name: value for name, value in before.items() if name.startswith("broker_")}
         results = rounded(measure(sizes, quick=quick)) | kept
-    RESULTS.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     show(results)
     where = f"{results['server']}, {results['machine']}, Python {results['python']}"
     sys.stdout.write(f"\n{where}{', a twentieth of the rows' if quick else ''}\n")

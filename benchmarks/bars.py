@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ BARS = (
     Bar("drain_async_per_s", "drain, async handlers", unit="jobs/s"),
     Bar("drain_threads_per_s", "drain, handlers in threads", unit="jobs/s"),
     Bar("drain_floor_per_s", "drain, bare SQL", unit="jobs/s"),
+    Bar("floor_cpu_us_per_job", "CPU of bare SQL, drain: the driver alone", unit="µs/job"),
     Bar("enqueue_single_per_s", "enqueue, one a call and commit", unit="jobs/s"),
     Bar("enqueue_copy_per_s", "enqueue_many (COPY)", unit="jobs/s"),
     Bar("enqueue_keyed_per_s", "enqueue_many with keys", unit="jobs/s"),
@@ -98,17 +102,35 @@ def lines(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return found
 
 
-def page(results: dict[str, Any]) -> str:
-    """Write the table for the documentation."""
+def page(results: dict[str, Any], older: dict[str, Any] | None = None) -> str:
+    """Write the table for the documentation; with the figures of an *older* Postgres in a column of their own."""
+    beside = older or {}
+    also = {bar.label: shown for bar, (_, shown, _, _) in zip(BARS, lines(beside), strict=True) if bar.key in beside}
+    rows: list[tuple[str, ...]] = [("what", "measured", "must be", ""), *lines(results)]
+    if older:
+        head = f"on {older['server']}"
+        column = [head, *(also.get(what, "") for what, *_ in rows[1:])]
+        rows = [(what, shown, cell, *rest) for (what, shown, *rest), cell in zip(rows, column, strict=True)]
+    ruled = [rows[0], ("---",) * len(rows[0]), *rows[1:]]
+    told = " ".join(_run(each) for each in (results, beside) if each)
+    return "\n".join([told, "", *(_row(each) for each in ruled)])
+
+
+def _row(cells: Sequence[str]) -> str:
+    if set(cells) == {"---"}:
+        return f"|{'|'.join(cells)}|"
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+
+
+def _run(results: dict[str, Any]) -> str:
+    """Say where and when it was measured."""
     how = ", a twentieth of the rows and a busy machine: no figures to quote" if results["quick"] else ""
-    rows = ["| what | measured | must be | |", "|---|---|---|---|"]
-    rows += [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines(results)]
     where = f"{results['server']}, {results['machine']}, Python {results['python']}, {results['date']}{how}."
     for name, told in results.get("apart", {}).items():
         busy = told["other_cores_busy"]
         beside = "" if busy is None else f", beside other work on {busy:g} cores"
         where += f" `{name}` by itself: {told['server']}, {told['date']}{beside}."
-    return "\n".join([where, "", *rows])
+    return where
 
 
 def _number(value: float) -> str:

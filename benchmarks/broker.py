@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,12 +41,25 @@ RESULTS = Path(__file__).parent / "results.json"
 LOOK_EVERY = 0.02
 MANY = 64
 
+TIMES = os.environ.get("BENCH_BROKER_TIMES")
+"""A file of a worker's, for what is said below."""
+ran = 0
 application = Queue()
 
 
 @application.handler(KIND)
-async def nothing(_payload: Any) -> None:
-    """Do nothing."""
+async def nothing(payload: Any) -> None:
+    """Do nothing, but tell when the first and the last of so many ran: the broker's own counts are seconds old."""
+    global ran  # noqa: PLW0603 - of this process
+    ran += 1
+    if TIMES and ran in (1, payload.get("of")):
+        note_time(Path(TIMES))
+
+
+def note_time(file: Path) -> None:
+    """Add this moment to a file."""
+    with file.open("a") as times:
+        times.write(f"{time.monotonic()}\n")
 
 
 class Bench:
@@ -63,7 +77,7 @@ class Bench:
         row = self.conn.execute(
             "select coalesce(sum(total_exec_time + total_plan_time), 0) from pg_stat_statements s "
             "join pg_database d on d.oid = s.dbid and d.datname = current_database() "
-            "where query !~ '^(select|truncate|create|WITH was AS)'"  # what this file says itself
+            "where query !~ '^(select|truncate|create|checkpoint|WITH was AS)'"  # what this file says itself
         ).fetchone()
         assert row is not None  # noqa: S101 - an aggregate has one
         return float(row[0])
@@ -86,12 +100,16 @@ class Bench:
         return sum(each.get("messages", 0) for each in queues)
 
     @contextmanager
-    def process(self, *words: str, count: int = 1) -> Iterator[None]:
-        """Have processes of the command line running."""
-        env = os.environ | {
-            "REDRIVE_DATABASE_URL": self.url,
-            "REDRIVE_BROKER_URL": self.rabbit.amqp_url,
-        }
+    def process(self, *words: str, count: int = 1, **also: str) -> Iterator[None]:
+        """Have processes of the command line running, with these variables beside their own."""
+        env = (
+            os.environ
+            | also
+            | {
+                "REDRIVE_DATABASE_URL": self.url,
+                "REDRIVE_BROKER_URL": self.rabbit.amqp_url,
+            }
+        )
         command = [sys.executable, "-m", "redrive", *words, "--log-level", "warning"]
         started = [subprocess.Popen(command, env=env) for _ in range(count)]  # noqa: S603 - ourselves
         try:
@@ -112,9 +130,9 @@ class Bench:
         for n in range(jobs):
             self.queue.enqueue(KIND, {"n": n}, **how)
 
-    def worker(self) -> Any:
+    def worker(self, **also: str) -> Any:
         """A worker process at the broker."""
-        return self.process("worker", APP, "--broker", self.rabbit.amqp_url)
+        return self.process("worker", APP, "--broker", self.rabbit.amqp_url, **also)
 
 
 def until(done: Callable[[], bool], seconds: float = 300) -> float:
@@ -128,19 +146,23 @@ def until(done: Callable[[], bool], seconds: float = 300) -> float:
 
 
 def database_time(bench: Bench, jobs: int) -> dict[str, float]:
-    """Compare the database's time of a succeeded job by each way."""
+    """Compare the database's time of a succeeded job by each way; of the two over the table also enqueued at once."""
     found, wal = {}, {}
-    for way in ("postgres", "amqp", "direct"):
-        bench.route("postgres" if way == "postgres" else "amqp")
+    for way in ("postgres", "amqp", "direct", "many_postgres", "many_amqp"):
+        bench.route("postgres" if way.endswith("postgres") else "amqp")
+        bench.conn.execute("checkpoint")  # or one way pays for whole pages that another has changed before it
         before, written = bench.database_time(), bench.wal()
-        bench.enqueue_singly(jobs, **({"direct": True} if way == "direct" else {}))
+        if way.startswith("many"):
+            bench.queue.enqueue_many(KIND, ({"n": n} for n in range(jobs)))
+        else:
+            bench.enqueue_singly(jobs, **({"direct": True} if way == "direct" else {}))
         with ExitStack() as stack:
-            if way == "postgres":
+            if way.endswith("postgres"):
                 stack.enter_context(bench.process("worker", APP))
                 until(lambda: bench.rows("succeeded") == jobs)
             else:
                 stack.enter_context(bench.worker())
-                if way == "amqp":
+                if way != "direct":
                     stack.enter_context(bench.process("relay"))
                 until(lambda: bench.rows("pending") == 0 and bench.at_broker() == 0)
                 time.sleep(2)  # the management API is a second late
@@ -149,11 +171,10 @@ def database_time(bench: Bench, jobs: int) -> dict[str, float]:
         wal[way] = (bench.wal() - written) / jobs
     return {
         "wal_vs_postgres": wal["amqp"] / wal["postgres"],
-        "postgres_us": found["postgres"],
-        "amqp_us": found["amqp"],
-        "direct_us": found["direct"],
+        **{f"{way}_us": taken for way, taken in found.items()},
         "amqp_vs_postgres": found["amqp"] / found["postgres"],
         "direct_vs_postgres": found["direct"] / found["postgres"],
+        "many_amqp_vs_postgres": found["many_amqp"] / found["many_postgres"],
     }
 
 
@@ -164,7 +185,7 @@ def speeds(bench: Bench, jobs: int) -> dict[str, float]:
     for relays in (1, 2):
         bench.route("amqp")
         bench.queue.kinds.pause(KIND)
-        bench.queue.enqueue_many(KIND, ({"n": n} for n in range(jobs)))
+        bench.queue.enqueue_many(KIND, ({"n": n, "of": jobs} for n in range(jobs)))
         with bench.process("relay", count=relays):
             time.sleep(3)
             bench.queue.kinds.resume(KIND)
@@ -172,16 +193,25 @@ def speeds(bench: Bench, jobs: int) -> dict[str, float]:
                 lambda: bench.rows("pending") == 0
             )
         if relays == 1:
-            until(lambda: bench.at_broker() >= jobs)
-            with bench.worker():
-                until(lambda: bench.at_broker() < jobs)
-                found["worker_per_s"] = jobs / until(lambda: bench.at_broker() == 0)
+            found["worker_per_s"] = worked(bench, jobs)
     purge(bench)
     began = time.monotonic()
     bench.queue.enqueue_many(KIND, ({"n": n} for n in range(jobs)), direct=True)
     found["direct_per_s"] = jobs / (time.monotonic() - began)
     purge(bench)
     return found
+
+
+def worked(bench: Bench, jobs: int) -> float:
+    """Let one worker run what is at the broker: jobs a second from the first to the last."""
+    until(lambda: bench.at_broker() >= jobs)
+    with tempfile.TemporaryDirectory() as directory:
+        times = Path(directory) / "times"
+        with bench.worker(BENCH_BROKER_TIMES=str(times)):
+            until(lambda: times.exists() and len(times.read_text().splitlines()) > 1)
+            until(lambda: bench.at_broker() == 0)
+        first, last = map(float, times.read_text().split())
+    return jobs / (last - first)
 
 
 def purge(bench: Bench) -> None:

@@ -15,7 +15,7 @@ import random
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.conninfo import make_conninfo
@@ -33,13 +33,27 @@ BATCH = 500
 WORKER = "floor:1:aaaaaa"
 
 
-def drain(place: Place, jobs: int) -> Drained:
+class Bare(NamedTuple):
+    """How a drain went."""
+
+    drained: Drained
+    cpu: float
+    """Seconds of this process: what the driver takes for the same rows."""
+
+    @property
+    def rate(self) -> float:
+        """Jobs a second."""
+        return self.drained.rate
+
+
+def drain(place: Place, jobs: int) -> Bare:
     """Fill the table and drain it."""
     place.queue.enqueue_many(ASYNC, payloads(jobs))
-    began = time.monotonic()
+    began, cpu = time.monotonic(), time.process_time()
     with psycopg.connect(conninfo(place.url, application="bench floor", nonce="floor"), autocommit=True) as conn:
         _work(conn, place.schema)
-    return drained(place, after=0, began=began)
+    cpu = time.process_time() - cpu
+    return Bare(drained(place, after=0, began=began), cpu)
 
 
 def pickups(place: Place, count: int) -> list[float]:

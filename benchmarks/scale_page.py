@@ -22,7 +22,8 @@ def settled(text: str, results: dict[str, Any]) -> str:
         shown = match["figure"] if value is None else _plain(float(f"{value:.3g}"))
         return f"{match['before']}{shown}{match['after']}"
 
-    return re.sub(r'(?P<before>", )(?P<figure>[\d_.]+)(?P<after>, "[^"\n]*", "(?P<key>\w+)"\s*\))', figure, text)
+    cost = r'(?P<before>",\s+)(?P<figure>[\d_.]+)(?P<after>,\s+"[^"\n]*",\s+"(?P<key>\w+)",?\s*\))'
+    return re.sub(cost, figure, text)
 
 
 def written(text: str, results: dict[str, Any]) -> str:

@@ -95,13 +95,25 @@ def test_the_page_shows_the_results_and_says_when_they_were_quick(quick):
     assert shown.split(FRAME[1])[1] == PAGE.read_text().split(FRAME[1])[1]
 
 
+def test_the_figures_of_an_older_postgres_stand_in_a_column_of_their_own():
+    known = {"quick": False, "machine": "M", "python": "P", "date": "D"}
+    newest = known | {"server": "PostgreSQL 18", "wal_bytes_per_job": 600, "pickup_ms_p50": 2}
+    shown = page(newest, known | {"server": "PostgreSQL 15", "wal_bytes_per_job": 640}).splitlines()
+    assert "PostgreSQL 18, M" in shown[0]
+    assert "PostgreSQL 15, M" in shown[0]
+    assert shown[2:4] == ["| what | measured | on PostgreSQL 15 | must be | |", "|---|---|---|---|---|"]
+    assert "| WAL, drain | 600 bytes/job | 640 bytes/job | at most 650 | met |" in shown
+    assert "| INSERT to handler, idle worker, p50 | 2 ms | | at most 3 | met |" in shown
+
+
 def test_figures_keep_what_means_something():
     assert rounded({"a": [1.23456, 7], "b": None}) == {"a": [1.235, 7], "b": None}
 
 
 def test_the_floor_does_all_jobs_by_the_engine_s_own_statements(db, conn):
     done = floor.drain(Place(db, "redrive"), 1_100)
-    assert done.jobs == 1_100
+    assert done.drained.jobs == 1_100
+    assert done.cpu > 0
     assert done.rate > 0
     rows = conn.execute("select status, attempts, claims, locked_by, count(*) from redrive.jobs group by 1, 2, 3, 4")
     assert rows.fetchall() == [("succeeded", 1, 1, floor.WORKER, 1_100)]

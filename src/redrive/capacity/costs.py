@@ -49,55 +49,56 @@ class Cost:
         return Known(self.value, self.source)
 
 
-ENQUEUE = Cost("enqueue, in a commit of its own", 547.0, "µs of the server", "scale_enqueue_us")
+ENQUEUE = Cost("enqueue, in a commit of its own", 258.0, "µs of the server", "scale_enqueue_us")
 ENQUEUE_WITHIN = Cost(
-    "enqueue, within the application's transaction", 273.0, "µs of the server", "scale_enqueue_within_us"
+    "enqueue, within the application's transaction", 157.0, "µs of the server", "scale_enqueue_within_us"
 )
-ENQUEUE_MANY = Cost("enqueue_many (COPY)", 11.2, "µs of the server", "scale_enqueue_many_us")
-RUN = Cost("claim and outcome", 35.5, "µs of the server", "scale_run_us")
-PRUNE = Cost("removal at the end of retention", 7.25, "µs of the server", "scale_prune_us")
-PRUNED = Cost("rows removed by one worker", 10_400.0, "rows/s", "scale_pruned_per_s")
-ENGINE = Cost("one worker process, handlers that do nothing", 29_100.0, "jobs/s", "drain_async_per_s")
-ENGINE_CPU = Cost("a worker's own work", 18.5, "µs of the worker", "cpu_us_per_job")
+ENQUEUE_MANY = Cost("enqueue_many (COPY)", 5.67, "µs of the server", "scale_enqueue_many_us")
+RUN = Cost("claim and outcome", 23.0, "µs of the server", "scale_run_us")
+PRUNE = Cost("removal at the end of retention", 5.58, "µs of the server", "scale_prune_us")
+PRUNED = Cost("rows removed by one worker", 36_200.0, "rows/s", "scale_pruned_per_s")
+ENGINE = Cost("one worker process, handlers that do nothing", 44_300.0, "jobs/s", "drain_async_per_s")
+ENGINE_CPU = Cost("a worker's own work", 10.6, "µs of the worker", "cpu_us_per_job")
 TUNED_SERVER = Cost(
-    "enqueue_many, claim and outcome by the settings above, to the defaults'", 1.0, "", "scale_tuned_server"
+    "enqueue_many, claim and outcome by the settings above, to the defaults'", 1.12, "", "scale_tuned_server"
 )
-TUNED_WAL = Cost("WAL by the settings above, to the defaults'", 0.998, "", "scale_tuned_wal")
-FOUR_PRUNERS = Cost("the same by four, to one", 2.39, "", "scale_four_pruners")
-FOUR_WORKERS = Cost("claim and outcome with four workers at once, to one", 1.11, "", "scale_four_workers")
+TUNED_WAL = Cost("WAL by the settings above, to the defaults'", 0.997, "", "scale_tuned_wal")
+FOUR_PRUNERS = Cost("the same by four, to one", 1.68, "", "scale_four_pruners")
+FOUR_WORKERS = Cost("claim and outcome with four workers at once, to one", 1.08, "", "scale_four_workers")
 
 # By the bytes of a payload that does not compress: measured at these sizes, in between it is a straight line.
 SIZES = (40, 1_000, 8_000)
 WAL = (
     Cost("WAL, payload of 40 bytes", 1_050.0, "bytes/job", "scale_wal_40"),
-    Cost("WAL, payload of 1,000 bytes", 2_040.0, "bytes/job", "scale_wal_1000"),
+    Cost("WAL, payload of 1,000 bytes", 2_050.0, "bytes/job", "scale_wal_1000"),
     Cost("WAL, payload of 8,000 bytes", 10_200.0, "bytes/job", "scale_wal_8000"),
 )
 ROW = (
     Cost("a kept row with its index entries, payload of 40 bytes", 544.0, "bytes", "scale_row_40"),
     Cost("a kept row with its index entries, payload of 1,000 bytes", 2_880.0, "bytes", "scale_row_1000"),
-    Cost("a kept row with its index entries, payload of 8,000 bytes", 8_830.0, "bytes", "scale_row_8000"),
+    Cost("a kept row with its index entries, payload of 8,000 bytes", 8_880.0, "bytes", "scale_row_8000"),
 )
 SERVER = (
-    Cost("enqueue_many, claim and outcome, payload of 40 bytes", 46.7, "µs of the server", "scale_us_40"),
-    Cost("enqueue_many, claim and outcome, payload of 1,000 bytes", 75.0, "µs of the server", "scale_us_1000"),
-    Cost("enqueue_many, claim and outcome, payload of 8,000 bytes", 413.0, "µs of the server", "scale_us_8000"),
+    Cost("enqueue_many, claim and outcome, payload of 40 bytes", 28.7, "µs of the server", "scale_us_40"),
+    Cost("enqueue_many, claim and outcome, payload of 1,000 bytes", 43.3, "µs of the server", "scale_us_1000"),
+    Cost("enqueue_many, claim and outcome, payload of 8,000 bytes", 340.0, "µs of the server", "scale_us_8000"),
 )
 
 # What a broker leaves to the database, as a share of what the job costs it otherwise. To fill one in: the value, and
 # the key under which its measurement writes it.
 BROKER = Cost(
     "server's time of a job by way of a broker, enqueued by itself, to one without",
-    0.657,
+    0.531,
     "",
     "broker_amqp_vs_postgres",
 )
-BROKER_WAL = Cost("WAL of the same", 0.496, "", "broker_wal_vs_postgres")
+BROKER_MANY = Cost("the same, many enqueued at once", 0.321, "", "broker_many_amqp_vs_postgres")
+BROKER_WAL = Cost("WAL of a job by way of a broker, to one without", 0.479, "", "broker_wal_vs_postgres")
 BROKER_DIRECT = Cost(
-    "server's time of a job by enqueue(direct=True), to one without a broker", 0.00108, "", "broker_direct_vs_postgres"
+    "server's time of a job by enqueue(direct=True), to one without a broker", 0.000278, "", "broker_direct_vs_postgres"
 )
-RELAY = Cost("one relay process", 3_630.0, "jobs/s", "broker_relay_per_s")
-CONSUMER = Cost("one worker process at the broker, handlers that do nothing", 1_420.0, "jobs/s", "broker_worker_per_s")
+RELAY = Cost("one relay process", 14_400.0, "jobs/s", "broker_relay_per_s")
+CONSUMER = Cost("one worker process at the broker, handlers that do nothing", 5_790.0, "jobs/s", "broker_worker_per_s")
 
 SHARE = Cost("share of the server's cores that jobs may take", 0.5, "")
 """The rest is the application's, and what keeps a peak from being felt."""
@@ -109,7 +110,7 @@ ASYNC_SLOTS = Cost("slots of a process for handlers that wait (async)", 100.0, "
 KEPT = Cost("a short retention, with the pruner's rest of 5 min", 360.0, "s")
 CONNECTIONS = Cost("connections of a worker process", 4.0, "")
 
-BROKERS = (BROKER, BROKER_WAL, BROKER_DIRECT, RELAY, CONSUMER)
+BROKERS = (BROKER, BROKER_MANY, BROKER_WAL, BROKER_DIRECT, RELAY, CONSUMER)
 MEASURED = (
     ENQUEUE,
     ENQUEUE_WITHIN,
