@@ -98,11 +98,10 @@ def test_schedules_workers_and_the_horizon_are_found_and_secrets_are_not_told():
 
 
 def test_an_open_breaker_is_told_instead_of_the_wait_that_it_causes():
-    def breaker(state: str, minutes: float) -> SimpleNamespace:
+    def breaker(state: str, minutes: float, opened_by: str = "", *, by_hand: bool = False) -> SimpleNamespace:
         opened = NOW - timedelta(minutes=minutes)
-        return SimpleNamespace(
-            kind="mail", target="", name="mail", state=state, opened_at=opened, reason="token=hunter2"
-        )
+        who = {"opened_by": opened_by, "by_hand": by_hand, "reason": "token=hunter2"}
+        return SimpleNamespace(kind="mail", target="", name="mail", state=state, opened_at=opened, **who)
 
     late = depth("mail", due=1, oldest_due=900.0)
     assert found(seen(late, known=("mail",), breakers=[breaker("open", 2)])) == [("breaker", "mail")]
@@ -112,6 +111,10 @@ def test_an_open_breaker_is_told_instead_of_the_wait_that_it_causes():
     alone = rules(["-breaker"])
     assert found(seen(late, known=("mail",), breakers=[breaker("open", 2)]), **alone) == [("oldest_due", "mail")]
     assert "hunter2" not in str(judge(seen(breakers=[breaker("open", 2)]), dict(RULES), {}))
+    told = str(judge(seen(breakers=[breaker("open", 2, "a-worker")]), dict(RULES), {}))
+    assert "held for 2 min, since what they call is down: " in told
+    told = str(judge(seen(breakers=[breaker("open", 2, "ann", by_hand=True)]), dict(RULES), {}))
+    assert "held for 2 min by ann, until somebody closes the breaker: " in told
 
 
 def test_it_is_told_once_and_again_when_it_is_twice_as_bad_or_goes_on_for_an_hour():

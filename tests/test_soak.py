@@ -73,8 +73,8 @@ def test_what_holds_every_bar_is_not_broken():
         ({"jobs_s": 700.0}, "800 were meant"),
         ({"backlog_jobs_max": 1700}, "the backlog was 2.1 s of work"),
         ({"claim_ms_p99": 20.5}, "claim p99 was 20.5 ms"),
-        ({"lost": 1}, "1 jobs were lost"),
-        ({"unfinished": 3}, "3 did not end"),
+        ({"lost": 1}, "jobs lost: 1"),
+        ({"unfinished": 3}, "not ended: 3"),
     ],
 )
 def test_each_bar_can_be_broken(found, word):

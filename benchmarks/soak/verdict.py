@@ -100,7 +100,7 @@ def broken(found: Mapping[str, Any], rate: float, bars: Bars) -> list[str]:
     if found["claim_ms_p99"] > bars.claim_p99:
         faults.append(f"claim p99 was {found['claim_ms_p99']} ms: more than {bars.claim_p99:g}")
     if found["lost"] or found["unfinished"]:
-        faults.append(f"{found['lost']} jobs were lost, {found['unfinished']} did not end")
+        faults.append(f"jobs lost: {found['lost']}, not ended: {found['unfinished']}")
     return faults
 
 

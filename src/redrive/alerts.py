@@ -197,7 +197,10 @@ def _others(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
         if row.state == "open" and rule is not None and age > (rule.limit or 0.0):
             what = f"{row.kind}, {row.target}" if row.target else row.kind
             why = f": {mask_text(row.reason)}" if row.reason else ""
-            text = f"jobs of {what} are held for {span(age)}, since what they call is down{why}"
+            since = ", since what they call is down"
+            if row.by_hand:
+                since = f"{f' by {row.opened_by}' if row.opened_by else ''}, until somebody closes the breaker"
+            text = f"jobs of {what} are held for {span(age)}{since}{why}"
             yield Found(
                 rule="breaker", subject=row.name, text=text, value=1.0, link=_search("status:pending", row.kind)
             )
