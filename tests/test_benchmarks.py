@@ -34,7 +34,19 @@ PROMISED = {
     "transactions_per_1000_jobs",
     "worker_growth_mb",
 }
-TINY = Sizes(runs=1, enqueue=20, drain=60, rounds=2, round=30, ends=1, control=False, future=50, finished=50, beside=30)
+TINY = Sizes(
+    runs=1,
+    enqueue=20,
+    drain=60,
+    rounds=2,
+    round=30,
+    ends=1,
+    beside_fresh=1,
+    control=False,
+    future=50,
+    finished=50,
+    beside=30,
+)
 LOG = """\
 1764439200.123 [41] redrive claim box:7:abcdef: LOG:  duration: 1.000 ms  parse _pg3_0: WITH due AS MATERIALIZED (
 \t    SELECT j.id
