@@ -17,7 +17,7 @@ BIN    := $(VENV)/bin
 .PHONY: help setup test model matrix lint format types imports check contract plans bench bench-page soak sweep outage chaos chaos-long chaos-peers bench-peers demo clean
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.dev ## Make the virtual environment and install the package with its tools
 
@@ -41,7 +41,7 @@ types: $(VENV)/.dev ## Check types
 imports: $(VENV)/.dev ## Check that imports point down
 	$(BIN)/lint-imports --no-logo
 
-check: lint types imports test ## All of the above
+check: lint types imports test ## Check style, types and imports, and run the tests
 
 model: $(VENV)/.dev ## Try the state machine against its model, thousands of examples: make model SEED=7
 	@seed=$(or $(SEED),$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')); echo "SEED=$$seed"; \
@@ -71,18 +71,18 @@ chaos: $(VENV)/.dev ## Faults by the hundred while jobs run, and proof that none
 	$(BIN)/python -m chaos --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: chaos-broker
-chaos-broker: $(VENV)/.dev ## The same over RabbitMQ, a cluster of three nodes: CHAOS_SECONDS=900 SEED=7
+chaos-broker: $(VENV)/.dev ## The same over RabbitMQ, three nodes, whose own faults are added: CHAOS_SECONDS=480 SEED=7
 	$(BIN)/python -m pytest -q -rP -m proof -o faulthandler_timeout=900 tests/test_rabbit.py
 	$(BIN)/python -m chaos.brokered --seconds $(CHAOS_SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-chaos-long: ## The same for an hour
+chaos-long: ## What make chaos does, for an hour
 	@$(MAKE) --no-print-directory chaos CHAOS_SECONDS=3600
 
-chaos-peers: $(VENV)/.dev ## The same faults, cut down, for two other job queues
+chaos-peers: $(VENV)/.dev ## Fewer faults, for redrive and two other job queues alike, and the table of them in docs/chaos.md
 	$(BIN)/python -m chaos.peers --out chaos/peers.json --report docs/chaos.md $(ARGS)
 
 .PHONY: schedules-proof
-schedules-proof: $(VENV)/.dev ## Every zone for 400 days; five workers, a slot a second and kills: none lost or doubled; pg_cron
+schedules-proof: $(VENV)/.dev ## Prove schedules: every zone for 400 days; five workers under kills, no slot lost or doubled; beside pg_cron
 	$(BIN)/python -m pytest -rP -m proof -n $(JOBS) -o faulthandler_timeout=900 \
 	  tests/test_timetable.py tests/test_scheduler.py tests/test_pg_cron.py
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -97,6 +98,15 @@ def test_the_readme_says_of_the_proof_what_its_page_says():
     assert f"{found['faults']} faults, from SIGKILL to a failover" in said
     assert f"while {found['jobs whose enqueue was confirmed']} jobs ran, and not one was lost" in said
     assert {found[name] for name in ("jobs lost", "double outcomes", "unexplained duplicates")} == {"0"}
+
+
+def test_the_page_on_brokers_says_of_the_proof_what_came_of_it():
+    found = json.loads(read("chaos/brokered.json"))
+    said = " ".join(read("docs/broker.md").split())
+    assert f"CHAOS_SECONDS={found['seconds']:g} SEED={found['seed']}` ran [{found['jobs']:,} jobs" in said
+    assert f"through {found['faults']} faults]" in said
+    assert f"{found['twice']} were run to their end more than once" in said
+    assert {found[name] for name in ("lost", "double_outcomes", "unexplained_duplicates")} == {0}
 
 
 # -- what is named is real
