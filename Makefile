@@ -96,7 +96,7 @@ bench: $(VENV)/.dev ## Measure ours beside bare SQL: BENCH_QUICK=1 for a twentie
 bench-broker: $(VENV)/.dev ## Measure what a broker takes off the database, and how fast jobs go over it: some minutes
 	$(BIN)/python -m benchmarks.broker $(ARGS)
 
-bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md, docs/scale.md and what redrive capacity reckons with
+bench-page: $(VENV)/.dev ## Put the results of make bench into docs/performance.md and scale.md, RESULTS.md and what redrive capacity reckons with
 	$(BIN)/python -m benchmarks page
 
 .PHONY: adopt-proof

@@ -2,8 +2,8 @@
 
 BENCH_QUICK=1 takes a twentieth of the rows; BENCH_PG=15 another major than the newest; DATABASE_URL a server that is
 there, with the right to create databases; BENCH_OUT another file. `make bench ONLY=roads` measures that alone and
-leaves the other figures as they were. `make bench-page` puts the results into docs/performance.md and docs/scale.md,
-and what a job costs into redrive.capacity.costs.
+leaves the other figures as they were. `make bench-page` puts the results into docs/performance.md, docs/scale.md and
+benchmarks/RESULTS.md, and what a job costs into redrive.capacity.costs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any
 from benchmarks import scale_page
 from benchmarks.bars import lines, page
 from benchmarks.measurements import MEASUREMENTS, QUICK, Sizes, idling
+from benchmarks.peers import report
 from benchmarks.scale_page import settled, written
 from benchmarks.stage import staged
 from redrive.capacity import costs
 
 RESULTS = Path(__file__).parent / "results.json"
 OLDER = RESULTS.with_name("results-15.json")
-"""Of another Postgres, written with BENCH_OUT: a column beside."""
+"""Figures of an older Postgres, measured with BENCH_PG and BENCH_OUT: a column beside those of the newest."""
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 FRAME = "<!-- results.json, by make bench-page -->", "<!-- end of results.json -->"
 
@@ -105,6 +106,7 @@ def bring(results: dict[str, Any]) -> None:
     code.write_text(settled(code.read_text(), results))
     reload(costs)
     scale_page.PAGE.write_text(written(scale_page.PAGE.read_text(), results))
+    report.write(RESULTS.parent)
 
 
 def main() -> None:

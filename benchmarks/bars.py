@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+QUIET = 0.1
+"""Cores of other work that are not worth a word."""
+
+
 @dataclass(frozen=True)
 class Bar:
     """What a figure must be."""
@@ -127,10 +131,13 @@ def _run(results: dict[str, Any]) -> str:
     how = ", a twentieth of the rows and a busy machine: no figures to quote" if results["quick"] else ""
     where = f"{results['server']}, {results['machine']}, Python {results['python']}, {results['date']}{how}."
     for name, told in results.get("apart", {}).items():
-        busy = told["other_cores_busy"]
-        beside = "" if busy is None else f", beside other work on {busy:g} cores"
-        where += f" `{name}` by itself: {told['server']}, {told['date']}{beside}."
+        where += f" `{name}` by itself: {told['server']}, {told['date']}{beside_others(told['other_cores_busy'])}."
     return where
+
+
+def beside_others(cores: float | None) -> str:
+    """Say what other processes took of the machine meanwhile; nothing where that is little, or not known."""
+    return f", beside other work on {cores:g} cores" if (cores or 0.0) >= QUIET else ""
 
 
 def _number(value: float) -> str:

@@ -42,8 +42,9 @@ LOOK_EVERY = 0.02
 MANY = 64
 
 TIMES = os.environ.get("BENCH_BROKER_TIMES")
-"""A file of a worker's, for what is said below."""
+"""Of a worker process that is timed: the file for the times of its first and its last job."""
 ran = 0
+"""Jobs that this worker process has run."""
 application = Queue()
 
 
@@ -102,14 +103,7 @@ class Bench:
     @contextmanager
     def process(self, *words: str, count: int = 1, **also: str) -> Iterator[None]:
         """Have processes of the command line running, with these variables beside their own."""
-        env = (
-            os.environ
-            | also
-            | {
-                "REDRIVE_DATABASE_URL": self.url,
-                "REDRIVE_BROKER_URL": self.rabbit.amqp_url,
-            }
-        )
+        env = {**os.environ, **also, "REDRIVE_DATABASE_URL": self.url, "REDRIVE_BROKER_URL": self.rabbit.amqp_url}
         command = [sys.executable, "-m", "redrive", *words, "--log-level", "warning"]
         started = [subprocess.Popen(command, env=env) for _ in range(count)]  # noqa: S603 - ourselves
         try:
@@ -131,7 +125,7 @@ class Bench:
             self.queue.enqueue(KIND, {"n": n}, **how)
 
     def worker(self, **also: str) -> Any:
-        """A worker process at the broker."""
+        """Have a worker process at the broker running."""
         return self.process("worker", APP, "--broker", self.rabbit.amqp_url, **also)
 
 
@@ -187,7 +181,7 @@ def speeds(bench: Bench, jobs: int) -> dict[str, float]:
         bench.queue.kinds.pause(KIND)
         bench.queue.enqueue_many(KIND, ({"n": n, "of": jobs} for n in range(jobs)))
         with bench.process("relay", count=relays):
-            time.sleep(3)
+            time.sleep(3)  # to start and connect, which is not what is measured
             bench.queue.kinds.resume(KIND)
             found[f"relays_{relays}_per_s" if relays > 1 else "relay_per_s"] = jobs / until(
                 lambda: bench.rows("pending") == 0

@@ -18,7 +18,9 @@ TAKES = 0.05
 """Seconds that each job takes, of both."""
 SLOTS = 10
 TRIES = 20
+"""Tenants of one job each, one after the other."""
 AT_MOST = 30.0
+"""Seconds after which it is given up."""
 LOOK = 0.002
 
 

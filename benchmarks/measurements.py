@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 Figures = dict[str, Any]
 WARM_UP = 500
-IDLE_SETTLE = 6.0
+"""Jobs that each worker runs before it is measured."""
+IDLE_SETTLE = 2.0
+"""Seconds in which an idle worker has started and fallen asleep."""
 LEAST_RATE = 0.01
+"""Starts a second of the kind that is held back: as good as none while the others are measured."""
 FUTURE = """
     insert into jobs (kind, payload, run_at)
     select %s, '{"n": 1, "to": "user@example.com"}', now() + interval '1 day' + n * interval '1 ms'
@@ -109,7 +112,7 @@ def idling(stage: Stage) -> Iterator[Callable[[Sizes], Figures]]:
     """Let a worker idle in a schema of its own while all the rest is measured; gives what asks how it was."""
     place = stage.place("idle")
     with subject(place) as worker:
-        time.sleep(IDLE_SETTLE / 3)
+        time.sleep(IDLE_SETTLE)
         began, statements, cpu = time.monotonic(), worker.statements, worker.cpu
 
         def so_far(sizes: Sizes) -> Figures:

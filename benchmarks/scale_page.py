@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import beside_others
 from redrive.capacity import costs
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
 RATES = (100.0, 1_000.0, 10_000.0, 100_000.0, 1_000_000.0)
-QUIET = 0.1
-"""Cores of other work that are not worth a word."""
 
 
 def settled(text: str, results: dict[str, Any]) -> str:
@@ -29,8 +28,7 @@ def settled(text: str, results: dict[str, Any]) -> str:
 def written(text: str, results: dict[str, Any]) -> str:
     """Give the text of the page with the figures of the code."""
     apart = results.get("apart", {}).get("scale", results)
-    busy = apart.get("other_cores_busy") or 0.0
-    beside = f", beside other work on {busy:g} cores" if busy >= QUIET else ""
+    beside = beside_others(apart.get("other_cores_busy"))
     frames = {
         "paper": costs.paper(RATES),
         "where": f"{apart['server']}, {results['machine']}, {apart['date']}{beside}.",

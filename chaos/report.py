@@ -75,6 +75,8 @@ class Circumstances:
     """What could not be had here, and why."""
     slots: list[str]
     rate: float
+    rabbitmq: str = ""
+    """The broker's version, of a run that has one."""
 
 
 def report(verdict: Verdict, how: Circumstances) -> str:

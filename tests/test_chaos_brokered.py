@@ -180,7 +180,7 @@ def test_a_balancer_leads_to_whoever_answers():
 
 def test_the_section_is_renewed_where_it_stands(tmp_path, monkeypatch):
     verdict = judge(7, good(), [], 0)
-    how = Circumstances(60.0, "18", "3.10.8", {}, [], 60.0)
+    how = Circumstances(60.0, "18", "0.1.0", {}, [], 60.0, rabbitmq="3.10.8")
     monkeypatch.setattr(section, "RESULTS", tmp_path / "brokered.json")
     assert section.section() == []
     section.RESULTS.write_text(json.dumps(section.results(verdict, how, 3, invariants.finished_twice(good()))))
@@ -193,6 +193,7 @@ def test_the_section_is_renewed_where_it_stands(tmp_path, monkeypatch):
         assert page.read_text() == once
         assert once.startswith("# The proof\n\nwords\n\n## Over a broker\n")
         assert once.count("## Over a broker") == 1
+        assert "RabbitMQ 3.10.8 (3 nodes)" in " ".join(once.split())
         assert once.count("others") == before.count("others")
     assert once.index("## Over a broker") < once.index("## Beside its peers")
 

@@ -100,6 +100,25 @@ def test_the_readme_says_of_the_proof_what_its_page_says():
     assert {found[name] for name in ("jobs lost", "double outcomes", "unexplained duplicates")} == {"0"}
 
 
+def test_the_readme_says_of_other_queues_what_was_measured():
+    drains = re.findall(r"(?m)^\| drain, async: to .*\*\*([\d.]+)\*\*", read("benchmarks/RESULTS.md"))
+    graphile, python = (f"{round(float(ratio), 1):g} times as many" for ratio in drains)
+    said = " ".join(read("README.md").split())
+    assert f"{graphile} jobs a second as Graphile Worker at its best and {python} as the fastest Python peer" in said
+
+
+def test_the_page_on_performance_says_of_the_soak_what_came_of_it():
+    found = json.loads(read("benchmarks/soak.json"))["verdict"]
+    said = read("docs/performance.md")
+    assert f"| {found['jobs']:,}: lost {found['lost']}, run twice {found['ran_twice']} |" in said
+    assert f"| {found['backlog_jobs_max']} jobs, {found['backlog_s_max']} s of work |" in said
+    assert f"| {found['claim_ms_p50']:.1f} and {found['claim_ms_p99']:.1f} ms |" in said
+    assert f"| {found['pickup_ms_p50']:.1f} and {found['pickup_ms_p99']:.0f} ms |" in said
+    assert f"| {found['rss_mb_max']} MB, of which {found['rss_growth_mb']} MB grew |" in said
+    assert f"| {found['late_pickup_ms_p50']:.0f} ms and {found['late_pickup_ms_p99'] / 1000:.0f} s |" in said
+    assert found["broken"] == []
+
+
 def test_the_page_on_brokers_says_of_the_proof_what_came_of_it():
     found = json.loads(read("chaos/brokered.json"))
     said = " ".join(read("docs/broker.md").split())

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
@@ -143,10 +144,11 @@ def run(
         how = Circumstances(
             seconds=seconds,
             postgres=stage.version,
-            redrive=stage.rabbit.version(),
+            redrive=version("redrive"),
             missing=stage.missing,
             slots=[slot.name for slot in crew.slots],
             rate=JOBS_PER_SECOND,
+            rabbitmq=stage.rabbit.version(),
         )
         return judge(seed, evidence, conductor.struck, left), how, finished_twice(evidence)
 

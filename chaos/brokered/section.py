@@ -37,7 +37,7 @@ def results(verdict: Verdict, how: Circumstances, nodes: int, twice: int) -> dic
         **verdict.line,
         "seconds": how.seconds,
         "nodes": nodes,
-        "rabbitmq": how.redrive,
+        "rabbitmq": how.rabbitmq,
         "postgres": how.postgres,
         "twice": twice,
         "unknown": verdict.unknown,
