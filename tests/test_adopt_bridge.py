@@ -31,9 +31,9 @@ WORDS: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.fixture
 def queue(db):
-    with_pool = Queue(db, listen=False)
-    yield with_pool
-    with_pool.close()
+    made = Queue(db, listen=False)
+    yield made
+    made.close()
 
 
 def test_rows_of_every_shape_fail_succeed_and_die_each_in_its_own_words(conn, queue):

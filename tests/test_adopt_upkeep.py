@@ -25,9 +25,9 @@ from support_engine import drain
 
 @pytest.fixture
 def queue(db):
-    with_pool = Queue(db, listen=False)
-    yield with_pool
-    with_pool.close()
+    made = Queue(db, listen=False)
+    yield made
+    made.close()
 
 
 def made(conn: psycopg.Connection, table: str = "mail_simple") -> bridge.Pieces:

@@ -23,10 +23,10 @@ from support_engine import add, states
 
 @pytest.fixture
 def queue(db, vhost):
-    with_pool = Queue(db, broker_url=vhost, poll=0.5)
-    with_pool.kinds.route("mail", "amqp", by="ada")
-    yield with_pool
-    with_pool.close()
+    made = Queue(db, broker_url=vhost, poll=0.5)
+    made.kinds.route("mail", "amqp", by="ada")
+    yield made
+    made.close()
 
 
 def jobs_of(conn: psycopg.Connection) -> int:

@@ -28,11 +28,11 @@ def effects(db):
 
 @pytest.fixture
 def queue(db, vhost):
-    with_pool = Queue(db, broker_url=vhost, poll=0.5, lease=1.5)
+    made = Queue(db, broker_url=vhost, poll=0.5, lease=1.5)
     for kind in KINDS:
-        with_pool.kinds.route(kind, "amqp")
-    yield with_pool
-    with_pool.close()
+        made.kinds.route(kind, "amqp")
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def test_a_job_on_trial_that_blocks_the_loop_for_longer_than_the_lease_is_no_kil
 
 def test_a_worker_that_is_told_to_stop_while_it_sets_up_its_consumers_stops(db, vhost, monkeypatch):
     """It broke off its goodbye: what it held was given back by nobody but the broker."""
-    with_pool = Queue(db, broker_url=vhost)
+    queue = Queue(db, broker_url=vhost)
     for kind in KINDS:
-        with_pool.handler(kind)(lambda _payload: None)
+        queue.handler(kind)(lambda _payload: None)
     begun = threading.Event()
     real_consume, real_cancel = Link.consume, Link.cancel
 
@@ -124,9 +124,9 @@ def test_a_worker_that_is_told_to_stop_while_it_sets_up_its_consumers_stops(db, 
 
     monkeypatch.setattr(Link, "consume", consume)
     monkeypatch.setattr(Link, "cancel", cancel)
-    with Inside(with_pool.worker(broker=vhost)):
+    with Inside(queue.worker(broker=vhost)):
         wait_for(begun.is_set, 30)
-    with_pool.close()
+    queue.close()
 
 
 def test_a_relay_that_is_cut_off_between_publish_and_commit_leaves_the_rows(conn, queue, vhost, monkeypatch):
@@ -168,9 +168,7 @@ def test_a_worker_whose_connection_is_cut_goes_on_and_what_ended_meanwhile_is_no
             go.set()
             wait_for(lambda: inside.worker.slots.empty and inside.worker.writer.idle, 60)
             wait_for(lambda: not inside.worker.consumer._held, 60)
-    go.clear()
     marker = insert(conn, "nap")
-    go.set()
     with Inside(queue.relay(), queue.worker(broker=vhost)):
         wait_for(lambda: marker in ran, 30)
     assert ran == [job, marker]

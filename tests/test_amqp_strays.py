@@ -105,7 +105,7 @@ def test_direct_jobs_of_a_kind_that_nobody_knows_are_taken_as_by_the_table_and_t
     queue.enqueue("typo", {}, direct=True)
     settings = replace(Settings(), broker_management_url=rabbit.management_url, broker_url=vhost)
     look = lambda: [each.text for each in ails(seen(settings, ["mail"], timeout=10))]  # noqa: E731 - asked often
-    told = "1 job of kind typo waits at the broker, to which it is not routed, and no worker takes them"
+    told = "1 job of kind typo waits at the broker, to which it is not routed, and no worker takes it"
     wait_for(lambda: look() == [told], 30)
 
 

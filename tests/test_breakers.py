@@ -45,9 +45,9 @@ def suspects(conn: psycopg.Connection, *kinds: str) -> bool:
 
 @pytest.fixture
 def queue(db):
-    with_pool = Queue(db)
-    yield with_pool
-    with_pool.close()
+    made = Queue(db)
+    yield made
+    made.close()
 
 
 class TestOpen:

@@ -25,9 +25,9 @@ def succeed(conn: psycopg.Connection, jobs: list[Any]) -> None:
 
 @pytest.fixture
 def queue(db):
-    with_pool = Queue(db)
-    yield with_pool
-    with_pool.close()
+    made = Queue(db)
+    yield made
+    made.close()
 
 
 class TestPause:

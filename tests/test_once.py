@@ -23,9 +23,9 @@ ONES = ("until finished", "while pending")
 
 @pytest.fixture
 def queue(db):
-    with_pool = Queue(db)
-    yield with_pool
-    with_pool.close()
+    made = Queue(db)
+    yield made
+    made.close()
 
 
 def set_state(conn: psycopg.Connection, job: int, state: str) -> None:

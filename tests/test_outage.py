@@ -307,7 +307,8 @@ def test_an_outcome_waits_for_a_database_that_is_away_when_the_handler_returns_c
         wait_for(lambda: len(effects.starts()) == 2)
         with proxy.down():
             wait_for(lambda: len(effects.ends()) == 2)
-            time.sleep(2.5)
+            tries = proxy.refused
+            wait_for(lambda: proxy.refused >= tries + 6, 15)  # it has asked again and again, as in an outage that lasts
             assert [status(conn, job) for job in jobs] == ["running", "running"]
         wait_for(lambda: [status(conn, job) for job in jobs] == ["succeeded", "pending"], 8)
         assert len(effects.starts()) == 2

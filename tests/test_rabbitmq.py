@@ -141,7 +141,7 @@ def test_without_a_broker_nothing_is_said_of_one(db):
 @pytest.mark.parametrize(
     ("seen", "level", "said"),
     [
-        ({"ready": 1}, "bad", "1 job of kind mail waits at the broker, and no worker takes them"),
+        ({"ready": 1}, "bad", "1 job of kind mail waits at the broker, and no worker takes it"),
         ({"ready": 2, "routed": False}, "bad", "to which it is not routed, and no worker takes them"),
         ({"ready": 9000, "consumers": 2, "goes": 5.0}, "note", "and need 30 min"),
         ({"ready": 2, "consumers": 1, "goes": 9.0, "oldest": 900.0}, "bad", "the first for 15 min"),

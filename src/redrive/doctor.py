@@ -19,6 +19,7 @@ from redrive.connections import conninfo
 from redrive.diagnosis import Diagnosis, Patient
 from redrive.masking import mask_text
 from redrive.migrate import latest
+from redrive.situation import unused_slots
 from redrive.sql import compose, migrations
 from redrive.statements import named, run
 from redrive.words import clean, counted, jobs, number, one_line, span
@@ -334,9 +335,8 @@ def _settings(patient: Patient) -> None:
                 most=row.connections_most,
             )
         if row.idle_slots:
-            unused = "replication slot is not in use, and keeps", "replication slots are not in use, and keep"
             patient.note(
-                f"{counted(row.idle_slots, *unused)} what nobody reads",
+                unused_slots(row.idle_slots),
                 patient.remedy("remedy_find_slots") + " then pg_drop_replication_slot(...)",
             )
 

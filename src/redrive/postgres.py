@@ -99,7 +99,7 @@ class PostgresWorker(Worker):
         self.slots.alive = lambda: self.heartbeat.fresh
         self.listener.on_wake = self.producer.woken
         loop = asyncio.get_running_loop()
-        self.database.on_lost = lambda: self._look_to_ears(loop)
+        self.database.on_lost = lambda: self._ping_listener(loop)
         self.reaper.on_reaped = lambda: loop.call_soon_threadsafe(self.producer.woken)
         self.writer.on_later, self.writer.on_ended = self.producer.expect, self._ended
         self.producer.on_batches = self.batcher.ask
@@ -139,7 +139,7 @@ class PostgresWorker(Worker):
         """Whether the heartbeat, from its thread, sees the main loop stand still."""
         return self.heartbeat.loop_blocked
 
-    def _look_to_ears(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _ping_listener(self, loop: asyncio.AbstractEventLoop) -> None:
         """Ping the session that LISTENs: a server that was demoted lets it be, and says nothing more to it."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self.listener.wake)

@@ -175,11 +175,11 @@ def _breaker(row: State) -> tuple[Level, str, str]:
     return "note" if row.by_hand else "bad", f"{row.name} {held}, {row.waiting_in_words}{why}", _kind(row.kind)
 
 
-def flow(counted: stats.Stats) -> Part:
+def flow(sums: stats.Stats) -> Part:
     """How much comes in and goes out, by kind: no question by itself, but what says how long it takes to be done."""
     part = Part("flow")
-    part.rows["in"] = counted.inflow()
-    part.rows["out"] = counted.kinds(RECENT)
+    part.rows["in"] = sums.inflow()
+    part.rows["out"] = sums.kinds(RECENT)
     return part
 
 
@@ -308,10 +308,13 @@ def _judge_server(part: Part, row: Any) -> None:
     if (row.behind or 0.0) > HELD_LONG:
         part.found("note", f"this replica has replayed nothing for {span(row.behind)}")
     if row.idle_slots:
-        idle = counted(
-            row.idle_slots, "replication slot is not in use, and keeps", "replication slots are not in use, and keep"
-        )
-        part.found("note", f"{idle} what nobody reads")
+        part.found("note", unused_slots(row.idle_slots))
+
+
+def unused_slots(count: int) -> str:
+    """Say what so many idle replication slots do."""
+    slots = counted(count, "replication slot is not in use, and keeps", "replication slots are not in use, and keep")
+    return f"{slots} what nobody reads"
 
 
 def at_broker(now: Broker) -> Part:

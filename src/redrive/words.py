@@ -90,8 +90,13 @@ def counted(count: int, one: str, many: str = "", *, more: bool = False) -> str:
 
 def there_are(names: Sequence[str], most: int = 20) -> str:
     """Name what there is of something, no more than *most*, or say that there is nothing."""
+    return f"there are: {several(names, most)}" if names else "there are none"
+
+
+def several(names: Sequence[str], most: int = 20) -> str:
+    """Name no more than *most*, and say how many more there are."""
     more = f" and {number(len(names) - most)} more" if names[most:] else ""
-    return f"there are: {', '.join(names[:most])}{more}" if names else "there are none"
+    return f"{', '.join(names[:most])}{more}"
 
 
 def number(count: int) -> str:

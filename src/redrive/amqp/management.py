@@ -139,7 +139,8 @@ def ails(now: Broker) -> list[Ailment]:
         waits += " at the broker"
         if each.ready and not each.consumers:
             left = "" if each.routed else ", to which it is not routed"
-            found.append(Ailment("bad", f"{waits}{left}, and no worker takes them", each.kind, AWAY))
+            them = "it" if each.ready == 1 else "them"
+            found.append(Ailment("bad", f"{waits}{left}, and no worker takes {them}", each.kind, AWAY))
         elif each.oldest is not None and each.oldest > LATE:
             found.append(Ailment("bad", f"{waits}, the first for {span(each.oldest)}", each.kind, "more workers"))
         elif each.drains is not None and each.drains > LATE:

@@ -12,6 +12,7 @@ from redrive.cli.exits import PROBLEM
 from redrive.cli.options import as_json, database, examples, operator
 from redrive.cli.screen import Cell
 from redrive.cli.session import Session, session
+from redrive.words import several
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from redrive.breakers import State
 
 MOST_NAMED = 10
+"""Open breakers that are named where another was meant to be closed."""
 COLOURS = {"open": "bold red", "closing": "yellow", "closed": ""}
 
 
@@ -173,8 +175,7 @@ def _instead(now: Session, kind: str, target: str) -> str:
     names = same or [row.name for row in rows if row.kind in near] or [row.name for row in rows]
     if not names:
         return "no breaker is open"
-    more = f" and {len(names) - MOST_NAMED} more, see `redrive breakers list`" if names[MOST_NAMED:] else ""
-    said = f"{', '.join(names[:MOST_NAMED])}{more}"
+    said = several(names, MOST_NAMED) + ", see `redrive breakers list`" * bool(names[MOST_NAMED:])
     return f"open of kind {kind}: {said}" if same else f"did you mean {said}?" if near else f"open: {said}"
 
 

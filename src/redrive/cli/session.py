@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_NAMED = 20
-"""Kinds that are named where another is not known."""
-
 
 @dataclass(frozen=True)
 class Session:
@@ -71,6 +68,7 @@ class Session:
         from redrive.kinds import ALL
         from redrive.statements import named
         from redrive.text import storable
+        from redrive.words import several
 
         handled = self.queue.handlers.kinds()
         if kind in {"", ALL, *handled} or storable(kind) != kind:  # what can't be a kind is refused by what is done
@@ -88,11 +86,9 @@ class Session:
         if not known or not (heard.worked or near):
             return ""  # before the first worker has come nobody can tell
         hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
-        names = sorted(known)
-        more = f" and {len(names) - MOST_NAMED} more" if names[MOST_NAMED:] else ""
         alive = any(row.alive for row in workers)
         nobody = "no live worker knows" if alive else "no worker is alive, and nothing is known of"
-        return f"{nobody} kind {kind!r}{hint}; known are: {', '.join(names[:MOST_NAMED])}{more}"
+        return f"{nobody} kind {kind!r}{hint}; known are: {several(sorted(known))}"
 
 
 @contextmanager
