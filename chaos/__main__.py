@@ -47,17 +47,8 @@ SHOWN = 5
 def main() -> int:
     """Set up, let the faults strike, drain, judge, tear down."""
     given = arguments()
-    stopping = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        say("stopping: what there is will be judged; once more to end at once")
-        stopping.set()
-
     logging.getLogger("psycopg").setLevel(logging.ERROR)  # a rollback over a broken line is no news here
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    stopping = told_to_stop()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     say(f"seed {seed}, {given.seconds:g} s")
     verdict, how = run(seed, given.seconds, stopping, given.keep)
@@ -69,6 +60,21 @@ def main() -> int:
         given.report.write_text(report(verdict, how))
     sys.stdout.write(json.dumps(verdict.line) + "\n")
     return 1 if failed else 0
+
+
+def told_to_stop() -> threading.Event:
+    """Give what Ctrl-C and SIGTERM set from now on; a second one ends everything at once."""
+    stopping = threading.Event()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        say("stopping: what there is will be judged; once more to end at once")
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return stopping
 
 
 def explain(verdict: Verdict, how: Circumstances) -> None:

@@ -24,6 +24,7 @@ from chaos.pooler import pooler
 from chaos.programs import find_pgbouncer, find_rabbitmq
 from chaos.rabbit import Broker, Rabbit
 from chaos.server import OwnServer
+from engine import Effects
 from redrive.dev_server import DevServer
 
 # a hundred times as many examples as in `make test`, and others at each run
@@ -154,6 +155,14 @@ def start_worker(
     for worker in workers:
         worker.kill()
         print(f"--- {worker.path.name}\n{worker.log()}")  # noqa: T201 # pytest shows it when the test failed
+
+
+@pytest.fixture
+def effects(db: str) -> Iterator[Effects]:
+    """What the handlers of engine.APP have done, as they wrote it down in a table."""
+    made = Effects(db)
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -10,20 +10,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from chaos.proxy import Proxy
-from engine import APP, Effects, Inside, failures, insert, row, status
+from engine import APP, Inside, failures, insert, row, status
 from redrive import Queue
 from redrive.amqp.link import Link
 from support import wait_for
 from support_engine import states
 
 KINDS = ("nap", "deadly", "doze")
-
-
-@pytest.fixture
-def effects(db):
-    effects = Effects(db)
-    yield effects
-    effects.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine import APP, Effects, Inside, failures, insert, measured, row, states, status
+from engine import APP, Inside, failures, insert, measured, row, states, status
 from redrive import Queue
 from redrive.outcome import HandedBack
 from redrive.slots import Slots
@@ -17,13 +17,6 @@ LEASE = 1.5
 HASTY = ("--lease", str(LEASE))
 BYSTANDER = (*HASTY, "--kinds", "nap")
 """A worker that runs none of the jobs which kill, and so lives to judge."""
-
-
-@pytest.fixture
-def effects(db):
-    effects = Effects(db)
-    yield effects
-    effects.close()
 
 
 @pytest.fixture

@@ -15,16 +15,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from engine import APP, Effects, Inside, failures, insert, measured, row, sessions, states, status
+from engine import APP, Inside, failures, insert, measured, row, sessions, states, status
 from redrive import Queue, events, worker
 from support import wait_for
-
-
-@pytest.fixture
-def effects(db):
-    effects = Effects(db)
-    yield effects
-    effects.close()
 
 
 @pytest.fixture

@@ -8,19 +8,12 @@ import time
 
 import pytest
 
-from engine import APP, Effects, Inside, failures, insert, row, status
+from engine import APP, Inside, failures, insert, row, status
 from redrive import Queue, heartbeat
 from redrive.errors import InvalidOption
 from support import wait_for
 
 LEASE = 1.0
-
-
-@pytest.fixture
-def effects(db):
-    effects = Effects(db)
-    yield effects
-    effects.close()
 
 
 @pytest.fixture

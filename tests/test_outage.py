@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from chaos.proxy import Proxy
-from engine import APP, Effects, Inside, failures, insert, measured, row, sentries, sessions, states, status
+from engine import APP, Inside, failures, insert, measured, row, sentries, sessions, states, status
 from redrive import Dead, Discard, Queue, Retry, Snooze, events, listener
 from redrive.migrate import migrate
 from redrive.service import Service
@@ -21,13 +21,6 @@ from support import wait_for
 
 RARELY = ("--poll", "60")
 """Whatever is found at once was then not found by polling."""
-
-
-@pytest.fixture
-def effects(db):
-    effects = Effects(db)
-    yield effects
-    effects.close()
 
 
 @pytest.fixture

@@ -9,19 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engine import APP, Effects, failures, insert, row, states, status
+from engine import APP, failures, insert, row, states, status
 from redrive import Queue
 from redrive.cli import processes
 from redrive.cli.processes import Member, Processes, Tether
 from shell import redrive
 from support import wait_for
-
-
-@pytest.fixture
-def effects(db):
-    effects = Effects(db)
-    yield effects
-    effects.close()
 
 
 @pytest.fixture

@@ -14,16 +14,9 @@ from pathlib import Path
 import pytest
 
 from chaos.proxy import Proxy
-from engine import APP, Effects, Inside, failures, insert, measured, row, states, status
+from engine import APP, Inside, failures, insert, measured, row, states, status
 from redrive import Queue, slots
 from support import wait_for
-
-
-@pytest.fixture
-def effects(db):
-    effects = Effects(db)
-    yield effects
-    effects.close()
 
 
 @pytest.fixture

@@ -11,15 +11,13 @@ import json
 import logging
 import random
 import shutil
-import signal
 import sys
 import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 
-from chaos.__main__ import AT_WORK, explain, limit, say, show
+from chaos.__main__ import AT_WORK, explain, limit, say, show, told_to_stop
 from chaos.brokered.faults import STRIKE, BrokeredScene, route_all
 from chaos.brokered.invariants import finished_twice, judge
 from chaos.brokered.plan import fill, plan
@@ -56,18 +54,9 @@ def main() -> int:
     if scripts is None:
         say("skipped: no RabbitMQ here, and no root with apt-get to install it")
         return 0
-    stopping = threading.Event()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        say("stopping: what there is will be judged; once more to end at once")
-        stopping.set()
-
     for name in ("psycopg", "aiormq", "aio_pika"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what is cut is no news here
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    stopping = told_to_stop()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     say(f"seed {seed}, {given.seconds:g} s")
     verdict, how, twice = run(scripts, seed, given, stopping)

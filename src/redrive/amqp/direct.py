@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CHUNK = 500
 """Messages that are sent and confirmed together."""
 ALL_IN_ALL = CONNECT_TIMEOUT + CONFIRM_TIMEOUT + 5.0
+"""Seconds after which a call gives up waiting for the thread: by then it has failed or hangs."""
 FIRST_ID = 2**62
 """Ids from here on are drawn by lot: the table's own, which are counted, never come so far."""
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from redrive.slots import Slots
 
 LOOK_EVERY = 1.0
+"""Seconds between two looks at how much of each kind is wanted."""
 FULL_FOR = 2.0
 """Seconds for which all slots were taken and no job ended, after which nothing more is delivered."""
 

@@ -44,6 +44,7 @@ REFUSED_PAUSE = 5.0
 MISSES = 3
 """Times that one that runs once looks for the broker again: seconds, as whoever runs it will do so again."""
 KINDS_EVERY = 30.0
+"""Seconds between two looks at what is routed, where nobody says that it has changed."""
 
 _log = logging.getLogger("redrive")
 

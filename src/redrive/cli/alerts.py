@@ -15,6 +15,8 @@ from redrive.words import counted
 
 if TYPE_CHECKING:
     from redrive.alerter import Ask
+    from redrive.messengers import Send
+    from redrive.settings import Settings
     from redrive.statements import Statement
 
 
@@ -57,14 +59,11 @@ def test(ctx: click.Context) -> None:
     import asyncio
 
     from redrive import alerter
-    from redrive.messengers import messengers
 
     database_url, schema = ctx.obj
     with session(database_url, schema) as now:
         settings = now.queue.settings
-        channels = messengers(settings)
-        if not channels:
-            raise Trouble("no channel is set up: set REDRIVE_ALERT_SLACK, REDRIVE_ALERT_WEBHOOK or REDRIVE_ALERT_EMAIL")
+        channels = _demand_channels(settings)
         message = alerter.trial(settings, now.now)
     failed = 0
     for name, send in channels.items():
@@ -81,14 +80,11 @@ def check(ctx: click.Context) -> None:
     import asyncio
 
     from redrive import alerter
-    from redrive.messengers import messengers
 
     database_url, schema = ctx.obj
     with session(database_url, schema) as now:
         settings = now.queue.settings
-        channels = messengers(settings)
-        if not channels:
-            raise Trouble("no channel is set up: set REDRIVE_ALERT_SLACK, REDRIVE_ALERT_WEBHOOK or REDRIVE_ALERT_EMAIL")
+        channels = _demand_channels(settings)
         news = asyncio.run(alerter.look(_asker(now), settings, channels, every=1.0))
         failed = asyncio.run(alerter.deliver(_asker(now), settings.schema, channels))
     told = "somebody has just looked" if news is None else f"{len(news.changes)} news"
@@ -127,6 +123,15 @@ def _rehearse(now: Session, *, as_json: bool) -> None:
         screen.note("nothing would be sent: there is no news")
     else:
         click.echo("\n".join(screen.clean(line) for line in plain_text(message).splitlines()))
+
+
+def _demand_channels(settings: Settings) -> dict[str, Send]:
+    from redrive.messengers import messengers
+
+    channels = messengers(settings)
+    if not channels:
+        raise Trouble("no channel is set up: set REDRIVE_ALERT_SLACK, REDRIVE_ALERT_WEBHOOK or REDRIVE_ALERT_EMAIL")
+    return channels
 
 
 def _show(now: Session, *, as_json: bool) -> None:
