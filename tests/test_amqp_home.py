@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
+import aio_pika
 import psycopg
 import pytest
 
+from engine import Inside
 from redrive import Queue
+from redrive.amqp.home import Home
+from redrive.amqp.names import queue_name
 from redrive.amqp.parcel import Parcel, of_home, opened
 from redrive.job import Holder
 from redrive.sql import BROKER
 from redrive.statements import named, run
 from support import wait_for
-from support_engine import Running
+from support_engine import Running, states
 
 WORKER = "host:1:abcdef"
 TAKES = {
@@ -97,6 +102,69 @@ def test_what_has_ended_does_not_come_home_again(conn, job_id, way):
     assert row(conn)[:2] == ("pending", 1)
 
 
+@pytest.mark.parametrize("way", TAKES)
+def test_what_came_home_by_a_try_whose_answer_was_lost_has_come_home(conn, job_id, way):
+    """Taken for settled it was let go: running by the table for as long as its worker lived, and in nobody's hands."""
+    parcel = message(job_id, kept=way == "kept")
+    conn.execute(TAKES[way], {"id": job_id, "broker": BROKER})
+    assert home(conn, parcel) == [job_id]
+    assert home(conn, parcel) == [job_id]
+    conn.execute("update redrive.jobs set locked_by = 'host:2:abcdef'")
+    assert home(conn, parcel) == [], "another has it"
+
+
+def test_a_trial_whose_first_answer_was_lost_is_held(conn, db, vhost, monkeypatch):
+    queue, ran, lost = Queue(db, broker_url=vhost, poll=0.5), [], []
+    queue.kinds.route("mail", "amqp", by="ada")
+    bring = Home.bring
+
+    async def bring_and_lose_the_answer(self, parcel):
+        came = await bring(self, parcel)
+        if not lost:
+            lost.append(parcel.id)
+            raise psycopg.OperationalError("the connection was lost")
+        return came
+
+    @queue.handler("mail")
+    async def mail(_payload, job):
+        ran.append(job.id)
+
+    monkeypatch.setattr(Home, "bring", bring_and_lose_the_answer)
+    made = queue.enqueue("mail")
+    conn.execute("update redrive.jobs set alone = true")
+    with Inside(queue.relay(), queue.worker(broker=vhost)):
+        wait_for(lambda: ran, 30)
+        wait_for(lambda: row(conn)[:2] == ("succeeded", 1))
+    queue.close()
+    assert lost == ran == [made.id]
+
+
+def test_what_is_a_workers_by_the_table_and_in_nobodys_hands_is_given_back(conn, db, vhost, job_id):
+    """Its connection to the broker was lost as well, so that nobody asks for it again."""
+    queue, started = Queue(db, broker_url=vhost), threading.Event()
+    queue.kinds.route("mail", "amqp", by="ada")
+
+    @queue.handler("mail")
+    async def mail(payload):
+        started.set()
+        await asyncio.sleep(payload.get("seconds", 0))
+
+    queue.enqueue("mail", {"seconds": 3600})
+    conn.execute("update redrive.jobs set alone = true where id <> %s", [job_id])
+    conn.execute("update redrive.jobs set run_at = now() + interval '1 h' where id = %s", [job_id])
+    with Inside(queue.relay(), queue.worker(broker=vhost, lease=1.5, grace=0.1)) as inside:
+        assert started.wait(30)
+        queue.kinds.pause("mail")
+        name = inside.workers[1].name
+        conn.execute(
+            "update redrive.jobs set status = 'running', claims = 1, locked_by = %s where id = %s", [name, job_id]
+        )
+        wait_for(lambda: states(conn) == {"pending": 1, "running": 1}, 30)
+        assert conn.execute("select locked_by from redrive.jobs where id = %s", [job_id]).fetchone() == (None,)
+        assert conn.execute("select locked_by from redrive.jobs where id <> %s", [job_id]).fetchone() == (name,)
+    queue.close()
+
+
 def test_no_vigil_outlives_its_worker(db, conn):
     """A turn during the goodbye began one more: its worker would look alive for good, in a process that lives on."""
     queue = Queue(db)
@@ -113,3 +181,31 @@ def test_no_vigil_outlives_its_worker(db, conn):
     running.stop()
     queue.close()
     assert worker.visits._vigil is None
+
+
+def test_a_job_with_a_row_whose_message_was_thrown_away_is_sent_again_once_it_is_pending(conn, db, vhost):
+    """As the page tells."""
+    queue, ran = Queue(db, broker_url=vhost, poll=0.5), []
+    queue.kinds.route("mail", "amqp", by="ada")
+
+    @queue.handler("mail")
+    async def mail(_payload, job):
+        ran.append(job.id)
+
+    queue.enqueue("mail", key="a")
+    asyncio.run(queue.relay().run(once=True))
+    asyncio.run(purge(vhost, queue_name("redrive", "mail")))
+    assert row(conn) == ("running", 1, BROKER)
+    conn.execute(
+        "update redrive.jobs set status = 'pending', locked_by = null "
+        "where status = 'running' and locked_by = 'amqp broker' and kind = 'mail'"
+    )
+    with Inside(queue.relay(), queue.worker(broker=vhost)):
+        wait_for(lambda: states(conn) == {"succeeded": 1}, 30)
+    queue.close()
+    assert len(ran) == 1
+
+
+async def purge(url: str, name: str) -> None:
+    async with await aio_pika.connect(url) as connection:
+        await (await (await connection.channel()).get_queue(name)).purge()

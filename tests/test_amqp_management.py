@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 import time
@@ -18,12 +19,35 @@ from redrive.settings import Settings
 
 aio_pika = pytest.importorskip("aio_pika", reason="the extra amqp is not installed")
 
+PLAIN = re.compile(r"[a-zA-Z0-9-_.:@#,/+ ]*")
+"""What AMQP's specification, and the driver, let a queue be called."""
+
 
 def test_no_two_kinds_share_a_queue_whatever_they_are_called():
-    kinds = ["mail", "mail.high", "mail.low", "mail.high.low", ".high", "a" * 300, "a" * 301, "ä" * 150, "b.c", "c"]
-    names = [name for schema in ("redrive", "redrive.b", "a") for kind in kinds for name in queue_names(schema, kind)]
+    kinds = [
+        "mail",
+        "mail.high",
+        "mail.low",
+        "mail.high.low",
+        ".high",
+        "a" * 300,
+        "a" * 301,
+        "ä" * 150,
+        "b.c",
+        "c",
+        "ä",
+        "ö",
+        "a&b",
+    ]
+    names = [
+        name
+        for schema in ("redrive", "redrive.b", "a", "ä", "ö")
+        for kind in kinds
+        for name in queue_names(schema, kind)
+    ]
     assert len(set(names)) == len(names)
     assert all(len(name.encode()) <= LONGEST_NAME + max(map(len, BANDS)) for name in names)
+    assert all(PLAIN.fullmatch(name) for name in names)
     assert queue_name("redrive", "mail") == "redrive.redrive.mail"
     assert queue_name("redrive", "mail", 0) == "redrive.redrive.mail.high"
     assert queue_name("redrive", "mail", 9) == "redrive.redrive.mail.low"

@@ -14,10 +14,13 @@ from engine import Inside
 from redrive import Queue
 from redrive.amqp.management import ails, seen
 from redrive.amqp.names import queue_name, strays_name
+from redrive.amqp.parcel import opened
+from redrive.job import Holder
 from redrive.settings import Settings
 
 STRAYS = strays_name("redrive")
 MAIL = queue_name("redrive", "mail")
+HOLDER = Holder("host:1:abcdef", "redrive", lambda *_: None, lambda *_: None, lambda *_: None)
 
 
 @pytest.fixture
@@ -128,3 +131,43 @@ def test_where_strays_can_have_no_queue_they_stay_and_jobs_go_on(queue, vhost, r
         wait_for(lambda: ran == ["ours", "after"], 30)
     assert [each.message_id for each in asyncio.run(read(vhost, MAIL))] == ["x"]
     assert asyncio.run(read(vhost, STRAYS)) == []
+
+
+BAD: dict[str, tuple[int, bytes, dict[str, Any]]] = {
+    "no JSON": (1, b"to: ada", {}),
+    "no UTF-8": (2, b"\xff\xfe", {}),
+    "an id of 100 bits": (2**100, b"{}", {}),
+    "a claim of 40 bits": (3, b"{}", {"claim": 2**40}),
+    "a priority out of range": (4, b"{}", {"priority": 77}),
+    "a lane with NUL": (5, b"{}", {"lane": "a\0b"}),
+    "metadata that is no JSON": (6, b"{}", {"metadata": "nope"}),
+    "what jsonb has no room for": (7, b'{"a": "\\u0000"}', {"suspect": True}),
+}
+
+
+def test_what_could_not_come_home_is_no_job_and_in_no_jobs_way(queue, vhost, rabbit, wait_for):
+    """Its trial could not begin, and while it waited its worker began nothing else."""
+    ran: list[Any] = []
+
+    @queue.handler("mail")
+    async def mail(payload: Any) -> None:
+        ran.append(payload)
+
+    times = {"due": 0, "created": 0}
+    messages = [
+        aio_pika.Message(body, message_id=str(number), type="mail", headers=times | headers)
+        for number, body, headers in BAD.values()
+    ]
+    with Inside(queue.relay(), queue.worker(broker=vhost)):
+        queue.enqueue("mail", "first")
+        wait_for(lambda: ran == ["first"], 30)
+        asyncio.run(publish(vhost, *messages))
+        queue.enqueue("mail", "good")
+        wait_for(lambda: ran == ["first", "good"], 30)
+        wait_for(lambda: len(asyncio.run(read(vhost, STRAYS))) == len(BAD), 30)
+
+
+@pytest.mark.parametrize("payload", ['{"n": ' + "9" * 5000 + "}", "[" * 5000 + "]" * 5000])
+def test_what_python_cant_hold_is_a_job_all_the_same(payload):
+    """By plain INSERT it may be there: its handler fails over it, in plain sight."""
+    assert opened(HOLDER, 1, "mail", payload.encode(), {"due": 0, "created": 0, "max_attempts": 0}).id == 1

@@ -16,6 +16,8 @@ import time
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from redrive.amqp.acknowledgements import Acknowledgements
 from redrive.amqp.intake import LOOK_EVERY, Intake
 from redrive.amqp.link import PAUSES, Link
@@ -28,6 +30,7 @@ from redrive.errors import NoBroker
 from redrive.events import JobSucceeded, emit, heard
 from redrive.outcome import Finished, event
 from redrive.service import Database, Service
+from redrive.words import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -125,6 +128,10 @@ class Consumer(Service):
             self.receipts.done(tag)
         self._call()
 
+    def held(self) -> list[int]:
+        """List the ids of all jobs of which this has a message, or that have come home and are here."""
+        return list(self._held)
+
     @property
     def holds_rows(self) -> bool:
         """Whether a job has come home and has not ended."""
@@ -189,7 +196,7 @@ class Consumer(Service):
             self.receipts.done(mine.tag)  # the relay has sent it again
             mine.tag = here  # of a connection that was lost: what runs here goes on, and this is its message now
         elif parcel.suspect or message.delivery.redelivered or headers.get("x-delivery-count"):
-            self._held[parcel.id] = parcel
+            self._held[parcel.id], parcel.message = parcel, message
             self._suspects.append(parcel)
         else:
             self._held[parcel.id] = parcel
@@ -272,10 +279,10 @@ class Consumer(Service):
         try:
             await work()
         except Exception as error:
+            self._ask_at = time.monotonic() + ASK_AGAIN
             if not is_outage(error):
                 raise
             self.database.lost(self.name, error)
-            self._ask_at = time.monotonic() + ASK_AGAIN
         else:
             self.database.answered(self.name)
 
@@ -311,8 +318,12 @@ class Consumer(Service):
         parcel.suspect = parcel.homing = True
         try:
             came = await self._home.bring(parcel)
+        except psycopg.DataError as error:  # no table of this database has room for it
+            self._drop(parcel)
+            self.strays.put_job(parcel, f"it can't come home: {one_line(str(error))}")
+            return
         except BaseException:
-            self._trials.appendleft(parcel)
+            self._trials.append(parcel)
             raise
         if not came:
             self._ended.append(parcel)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrive import store
 from redrive.amqp.link import CONFIRM_TIMEOUT, CONNECT_TIMEOUT, Link, checked
-from redrive.amqp.parcel import Parcel, now
+from redrive.amqp.parcel import Parcel, now, portions
 from redrive.errors import InvalidOption, NoBroker
 from redrive.job import EPOCH, Enqueued, Holder
 
@@ -113,7 +113,7 @@ class Direct:
     def _chunks(self, kind: str, payloads: Iterable[Any], *how: Any) -> Iterator[list[Parcel]]:
         rest = iter(payloads)
         while chunk := list(islice(rest, CHUNK)):
-            yield self._parcels(kind, chunk, *how)
+            yield from portions(self._parcels(kind, chunk, *how))
 
     def _parcels(
         self, kind: str, payloads: Iterable[Any], options: Mapping[str, Any], key: Any, connection: Any

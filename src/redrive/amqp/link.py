@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from redrive.amqp.names import exchange_name, queue_name, queue_names, strays_name
+from redrive.amqp.names import exchange_name, queue_names, strays_name
 from redrive.errors import InvalidOption, NoBroker
 from redrive.masking import mask_text
 from redrive.sql import TOPICS
@@ -31,7 +31,7 @@ try:
 except ModuleNotFoundError as error:
     raise InvalidOption(f"a broker needs {error.name}: pip install 'redrive[amqp]'") from None
 
-from redrive.amqp.publishing import Letter, publish
+from redrive.amqp.publishing import letter, publish
 from redrive.amqp.rights import REMEDY, Denied, Forbidden, Missing, Withheld, refusal, said
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class Link:
     async def _confirmed(self, channel: aiormq.Channel, parcels: Sequence[Parcel]) -> list[Any]:
         with self._told(UNCONFIRMED):
             async with asyncio.timeout(CONFIRM_TIMEOUT):
-                return await publish(channel, [self._letter(each) for each in parcels])
+                return await publish(channel, [letter(self.schema, each) for each in parcels])
 
     async def _publish_topics(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """Send to the exchange, by a channel of its own: the right to write there is one of its own."""
@@ -308,22 +308,6 @@ class Link:
                 self.renew()
                 raise refusal(f"nothing can be sent to {name}", error) from error
         return isinstance(answer, Basic.Ack)
-
-    def _letter(self, parcel: Parcel) -> Letter:
-        topic = (parcel.topic or "") if parcel.kind == TOPICS else None
-        return Letter(
-            exchange="" if topic is None else exchange_name(self.schema),
-            routing_key=queue_name(self.schema, parcel.kind, parcel.priority) if topic is None else topic,
-            mandatory=topic is None,  # who listens to an exchange is nobody's business here
-            properties=Basic.Properties(
-                content_type="application/json",
-                delivery_mode=2,
-                message_id=str(parcel.id),
-                message_type=parcel.kind if topic is None else topic,
-                headers=parcel.headers,
-            ),
-            body=parcel.body,
-        )
 
     async def consume(
         self, kind: str, prefetch: int, took: Callable[[Any], Coroutine[Any, Any, None]]

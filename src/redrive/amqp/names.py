@@ -6,6 +6,7 @@ Names alone, so that who only looks, or counts, needs no extra. Two kinds never 
 from __future__ import annotations
 
 import hashlib
+import re
 
 LONGEST_NAME = 200
 """Bytes; AMQP takes 255."""
@@ -13,6 +14,8 @@ BANDS = (".high", "", ".low")
 """A queue each: priorities before the usual one, the usual, and those after it."""
 USUAL_PRIORITY = 5
 _HASH = 32
+_ODD = re.compile(r"[^a-zA-Z0-9_.:@#,/+ -]")
+"""What AMQP's specification, or a library that keeps to it, lets no queue and no exchange be called."""
 _STRAYS = "strays"
 
 
@@ -35,7 +38,7 @@ def base_name(schema: str, kind: str) -> str:
     """Name the queue of a kind's jobs of the usual priority; those of the bands begin with it."""
     name = f"{prefix(schema)}{kind}"
     # as it stands it could be the queue of another kind: of a band of `mail`, or of `a.b` in a schema with a dot
-    doubtful = kind == _STRAYS or kind.endswith((".high", ".low")) or "." in schema
+    doubtful = kind == _STRAYS or kind.endswith((".high", ".low")) or "." in schema or _ODD.search(kind)
     if not doubtful and len(name.encode()) <= LONGEST_NAME:
         return name
     return _marked(name, schema, kind)
@@ -49,7 +52,7 @@ def strays_name(schema: str) -> str:
 
 def _marked(name: str, schema: str, kind: str) -> str:
     mark = hashlib.sha256(f"{schema}\0{kind}".encode()).hexdigest()[:_HASH]
-    return f"{name.encode()[: LONGEST_NAME - _HASH - 1].decode(errors='ignore')}.{mark}"
+    return f"{_ODD.sub('_', name)[: LONGEST_NAME - _HASH - 1]}.{mark}"
 
 
 def exchange_name(schema: str) -> str:
@@ -59,4 +62,6 @@ def exchange_name(schema: str) -> str:
 
 def prefix(schema: str) -> str:
     """Give what all names of an installation begin with."""
+    if _ODD.search(schema):
+        schema = f"{_ODD.sub('_', schema)}-{hashlib.sha256(schema.encode()).hexdigest()[:_HASH]}"
     return f"redrive.{schema}."

@@ -17,10 +17,15 @@ from pamqp import frame
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
+from redrive.amqp.names import exchange_name, queue_name
+from redrive.sql import TOPICS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import aiormq
+
+    from redrive.amqp.parcel import Parcel
 
 _BODY = struct.Struct(">BHI")
 _BODY_FRAME, _FRAME_END = 3, b"\xce"
@@ -36,6 +41,24 @@ class Letter(NamedTuple):
     properties: Basic.Properties
     """With a message_id of its own, by which the broker returns what it can't route."""
     body: bytes
+
+
+def letter(schema: str, parcel: Parcel) -> Letter:
+    """Make the message of a job: to a queue of its kind, or to the exchange, where others want the payload alone."""
+    topic = (parcel.topic or "") if parcel.kind == TOPICS else None
+    return Letter(
+        exchange="" if topic is None else exchange_name(schema),
+        routing_key=queue_name(schema, parcel.kind, parcel.priority) if topic is None else topic,
+        mandatory=topic is None,  # who listens to an exchange is nobody's business here
+        properties=Basic.Properties(
+            content_type="application/json",
+            delivery_mode=2,
+            message_id=str(parcel.id),
+            message_type=parcel.message_type if topic is None else topic,
+            headers=parcel.headers,
+        ),
+        body=parcel.body if topic is None else parcel.payload_sent,
+    )
 
 
 async def publish(channel: aiormq.Channel, letters: Sequence[Letter]) -> list[Any]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pamqp.commands import Basic
 
     from redrive.amqp.link import Link
+    from redrive.amqp.parcel import Parcel
     from redrive.service import Database
 
 ASK_AGAIN, ASK_AGAIN_MOST = 5.0, 300.0
@@ -82,6 +83,11 @@ class Quarantine(Service):
             )
         self._waiting.append(stray)
         self.wake()
+
+    def put_job(self, parcel: Parcel, why: str) -> None:
+        """Take a job that can't be written to the table, whatever happens to it."""
+        if parcel.tag is not None:
+            self.put(Stray(parcel.tag, parcel.kind, parcel.message, why))
 
     async def tick(self) -> float:
         """Move what there is."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from psycopg.rows import scalar_row
 
 from redrive.amqp.link import PAUSES, Link, checked
-from redrive.amqp.parcel import Parcel, of_home
+from redrive.amqp.parcel import Parcel, of_home, portions
 from redrive.amqp.rights import Withheld
 from redrive.claims import Claims, lock_limits, taken
 from redrive.errors import NoBroker
 from redrive.lanes import Lanes
 from redrive.limits import Limits
-from redrive.outcome import Finished, Snoozed, parameters
+from redrive.outcome import Finished, HandedBack, Snoozed, parameters
 from redrive.postgres import PostgresWorker
 from redrive.producer import Producer
 from redrive.sql import AMQP, spoken
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 BATCH = 500
 """Messages that one transaction waits for."""
+SEND_FOR = 5.0
+"""Seconds after which what has not been sent of a batch waits for the next, which is smaller: a transaction that is
+open for longer than it may be would be rolled back, and all of it sent once more, for ever."""
 REFUSED_PAUSE = 5.0
 """Seconds after which a message that the broker has refused is offered again."""
 MISSES = 3
@@ -59,6 +62,8 @@ class Sending(Claims):
         self._link = link
         self._max_crashes = max_crashes
         self._renewed = 0.0
+        self.most = BATCH
+        """Messages that a batch may have, as the last ones went."""
         self.sent = 0
         """Messages that the broker has confirmed so far."""
         self.limits = Limits()
@@ -91,20 +96,34 @@ class Sending(Claims):
         for each in parcels if self.limits.breakers else ():
             if each.kind in self.limits.broken:
                 each.breakers = self.limits.breakers
-        refused = await self._link.publish(parcels)
-        self.sent += len(parcels) - len(refused)
+        await arun(conn, named("wait_for_broker", self._control.schema))
+        began, refused, unsent = time.monotonic(), [], []
+        for some in portions(parcels):
+            if time.monotonic() - began > SEND_FOR:
+                unsent += some
+            else:
+                refused += await self._link.publish(some)
+        self.sent += len(parcels) - len(refused) - len(unsent)
+        if unsent:
+            self.most = len(parcels) - len(unsent)
+            await self._put_back(conn, unsent, HandedBack())
+        elif len(parcels) >= self.most:
+            self.most = min(BATCH, 2 * self.most)
         if refused:
             _log.warning("the broker has refused %s of %s jobs: they wait in the table", len(refused), len(parcels))
-            await self._put_back(conn, sorted(refused, key=lambda each: each.id))
+            await self._put_back(conn, refused, Snoozed(REFUSED_PAUSE))
             if time.monotonic() - self._renewed > REFUSED_PAUSE:
                 # RabbitMQ 3.10 goes on to refuse what comes by this channel when the queue's limit is taken away
                 self._renewed = time.monotonic()
                 self._link.renew()
 
-    async def _put_back(self, conn: psycopg.AsyncConnection[Any], refused: Sequence[Parcel]) -> None:
+    async def _put_back(
+        self, conn: psycopg.AsyncConnection[Any], those: Sequence[Parcel], how: Snoozed | HandedBack
+    ) -> None:
         schema, worker = self._control.schema, self.holder.name
-        await arun(conn, named("come_home", schema, worker=worker, **of_home(refused)))
-        back = [Finished(each, Snoozed(REFUSED_PAUSE), None) for each in refused]
+        those = sorted(those, key=lambda each: each.id)
+        await arun(conn, named("come_home", schema, worker=worker, **of_home(those)))
+        back = [Finished(each, how, None) for each in those]
         said = {"worker": worker, "max_crashes": self._max_crashes, **parameters(back)}
         await arun(conn, named("finish_jobs", schema, **said))
 
@@ -113,21 +132,23 @@ class Outbox:
     """What the relay has in place of slots: room for a batch, whatever else is going on."""
 
     concurrency = 1
-    free = BATCH
     empty = settled = True
 
     def __init__(self) -> None:
+        self.room: Callable[[], int] = lambda: BATCH
+        """Asked how many jobs to send now."""
         self.running: dict[int, ClaimedJob] = {}
         self.starved = False
         self.on_free: Callable[[], None] = lambda: None
 
-    def room(self) -> int:
-        """How many jobs to send now."""
-        return BATCH
+    @property
+    def free(self) -> int:
+        """The same."""
+        return self.room()
 
     def share(self, _kind: str) -> int:
         """How many of them may be of one kind."""
-        return BATCH
+        return self.room()
 
     def add(self, jobs: Sequence[ClaimedJob]) -> None:
         """Take jobs that were claimed: they are at the broker by now."""
@@ -143,9 +164,11 @@ class Relay(Producer):
 
     def __init__(self, *parts: Any, link: Link, max_crashes: int, **more: Any) -> None:
         database, control, _slots, listener = parts
-        super().__init__(database, control, Outbox(), listener, **more)  # type: ignore[arg-type] # all of it that is asked for
+        outbox = Outbox()
+        super().__init__(database, control, outbox, listener, **more)  # type: ignore[arg-type] # all of it that is asked for
         self.link = link
         self.sending = self._claims = Sending(control, more["holder"], link, max_crashes)
+        outbox.room = lambda: self.sending.most
         self._kinds_at = 0.0
         self.misses = 0
         """Times in a row that there was no broker."""

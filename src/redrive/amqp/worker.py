@@ -34,6 +34,7 @@ from redrive.service import Database, Service
 from redrive.slots import Slots
 from redrive.sql import AMQP
 from redrive.statements import Statement, named, run
+from redrive.strays import SHOWN
 from redrive.worker import PATIENCE, Worker, until
 
 if TYPE_CHECKING:
@@ -106,11 +107,24 @@ class Visits(Service):
         self._worker.writer.tally.set_clock(row.clock - self._said)
         self._next = self._said + VISIT_EVERY * random.uniform(0.8, 1.0)
         self._short = home
+        await self._hand_back_strays()
         if home and self._vigil is None:
             self._vigil = self._keep_vigil()
         elif not home:
             self.end()
         await self._ask_for_breakers()
+
+    async def _hand_back_strays(self) -> None:
+        """Give back what this worker holds by the table and not by its memory: some answer was lost on its way."""
+        worker = self._worker
+        known = [*worker.consumer.held(), *worker.slots.held(), *worker.guard.held(), *worker.writer.held()]
+        # what comes home from here on does so after this: there is one line to the database, and each waits its turn
+        found = await self._control.run(
+            named("hand_back_strays", self._control.schema, worker=worker.name, known=known)
+        )
+        if found:
+            ids = ", ".join(str(row.id) for row in found[:SHOWN])
+            _log.warning("%d jobs were at home and in nobody's hands, they are pending: %s", len(found), ids)
 
     async def _ask_for_breakers(self) -> None:
         began = time.monotonic()

@@ -256,6 +256,10 @@ RETURNING {claimed_job}
 WITH {due_jobs}, {taken}
 SELECT * FROM taken
 
+-- name: wait_for_broker
+-- While the broker is waited for this transaction says nothing, and the server is not to take it for frozen meanwhile.
+SET LOCAL idle_in_transaction_session_timeout = '35s'
+
 -- name: taken_to_run
 -- What a claim with limits makes of `due`: jobs that run.
 taken AS (
@@ -4384,7 +4388,8 @@ SELECT kind FROM {kinds} WHERE kind <> '*' AND route = {route} ORDER BY kind
 -- Jobs come back from the broker, as running here: what became of them is written next, in the same transaction. What was
 -- decided already, by another delivery of the same message, is not decided again. The worker may be quicker than the
 -- relay, whose transaction is open until all it has sent is confirmed: the row is then still pending, with one claim less.
--- It is waited for; and where the relay has rolled back, that row is the job's, and is taken home.
+-- It is waited for; and where the relay has rolled back, that row is the job's, and is taken home. What this worker has
+-- brought home already, by a try whose answer was lost, has come home.
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(
         %(ids)s::bigint[], %(kinds)s::text[], %(payloads)s::text[], %(attempts)s::int[], %(max_attempts)s::int[],
@@ -4412,7 +4417,8 @@ WITH given AS MATERIALIZED (
     ON CONFLICT (id) DO UPDATE
     SET status = 'running', attempts = EXCLUDED.attempts, claims = EXCLUDED.claims, locked_by = EXCLUDED.locked_by,
         locked_at = EXCLUDED.locked_at, updated_at = EXCLUDED.updated_at, alone = EXCLUDED.alone
-    WHERE j.claims = EXCLUDED.claims - 1 AND j.status || '' = 'pending'
+    WHERE CASE WHEN j.claims = EXCLUDED.claims THEN j.status || '' = 'running' AND j.locked_by = EXCLUDED.locked_by
+               ELSE j.claims = EXCLUDED.claims - 1 AND j.status || '' = 'pending' END
     RETURNING id
 )
 SELECT id FROM stayed UNION ALL SELECT id FROM arrived
