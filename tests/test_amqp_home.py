@@ -127,6 +127,7 @@ def test_a_trial_whose_first_answer_was_lost_is_held(conn, db, vhost, monkeypatc
 
     @queue.handler("mail")
     async def mail(_payload, job):
+        assert job.message is None, "it could not be sent to a child process"
         ran.append(job.id)
 
     monkeypatch.setattr(Home, "bring", bring_and_lose_the_answer)

@@ -329,6 +329,7 @@ class Consumer(Service):
             self._ended.append(parcel)
             return
         parcel.home = parcel.alone = True
+        parcel.message = None  # the job may go to a child process, which can't be given that
         await self._release(parcel)
         self._slots.add_alone(parcel)
 
