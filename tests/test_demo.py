@@ -30,13 +30,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from redrive.demo import demo, screen
-from redrive.demo.account import settle
+from redrive.demo import demo, screen, story
+from redrive.demo.account import Account, settle
 from redrive.demo.board import Board, Card
 from redrive.demo.crew import Crew, WorkerFailed
 from redrive.demo.film import Film
 from redrive.demo.journal import Journal
 from redrive.demo.outside import Endpoint, MailServer
+from redrive.demo.stage import Stage
 from redrive.job import Job
 from support import wait_for
 
@@ -310,8 +311,64 @@ def test_a_job_that_is_not_in_the_table_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["pending", "running", "dead", "failed"])
-def test_a_job_that_has_not_succeeded_is_lost(tmp_path: Path, status: str) -> None:
-    assert list(lost(tmp_path, job(status=status), enqueued={1}, mails={1: 1})) == [1]
+def test_a_job_that_has_not_succeeded_is_unfinished_and_not_lost(tmp_path: Path, status: str) -> None:
+    account = settle({1}, board(job(status=status)), mails={1: 1}, calls={}, exports=tmp_path, worker_deaths=0)
+    assert (list(account.unfinished), account.lost) == ([1], {})
+    assert ("unfinished", "1") in [row[:2] for row in account.rows()]
+
+
+class Calm:
+    """A stage on which nothing happens by itself; it writes down what the story does with it."""
+
+    calm_lease = Stage.calm_lease
+
+    def __init__(self, *jobs: Job) -> None:
+        self.board = board(*jobs)
+        self.journal = self.board._journal
+        self.enqueued = {each.id for each in jobs}
+        self.flags: tuple[str, ...] = ()
+        self.errors: list[str | None] = []
+        self.account = settle(self.enqueued, self.board, mails={}, calls={}, exports=Path(), worker_deaths=0)
+        self.title = ""
+        self.crew = SimpleNamespace(deploy=lambda _env, *flags: setattr(self, "flags", flags), all_working=True)
+        self.smtp = SimpleNamespace(open_mailbox=lambda _address: None)
+        self.endpoint = SimpleNamespace(reopen=lambda _path: None)
+        self.queue = SimpleNamespace(requeue=lambda which: (self.errors.append(which.error), [])[1])
+
+    def scene(self, title: str, _text: str) -> None:
+        self.title = title
+
+    def until(self, condition: Callable[[], bool], _seconds: float = 0.0) -> bool:
+        return condition()
+
+    def pause(self, _seconds: float) -> None: ...
+
+    def show(self) -> None: ...
+
+    def settle(self) -> Account:
+        return self.account
+
+
+def test_after_the_fix_a_silent_worker_is_given_long_since_nothing_is_killed_any_more() -> None:
+    stage: Any = Calm(job(1))
+    story.the_fix(stage)
+    assert stage.flags[0] == "--lease"
+    assert float(stage.flags[1]) >= 15
+    assert len(stage.errors) == len(story.FIXES)
+
+
+def test_a_job_that_a_busy_machine_made_look_like_poison_is_sent_back_with_the_others() -> None:
+    stage: Any = Calm(job(1), job(2, "dead", last_error="poison: its worker died 2 times while it ran alone"))
+    story.the_fix(stage)
+    assert stage.errors[len(story.FIXES) :] == ["poison"]
+
+
+def test_what_is_dead_at_the_end_is_told_as_not_done_and_never_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    for scene in ("orders_come_in", "everything_fails", "the_dead_are_seen", "the_fix"):
+        monkeypatch.setattr(story, scene, lambda _stage: None)
+    stage: Any = Calm(job(1, "dead"))
+    assert not story.play(stage).lost
+    assert stage.title == "Nothing was lost; 1 job is not done."
 
 
 def test_a_job_of_which_nothing_arrived_is_lost_whatever_its_row_says(tmp_path: Path) -> None:

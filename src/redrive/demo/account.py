@@ -37,8 +37,10 @@ class Account:
     """What was found outside, by where."""
     twice: int
     """Jobs whose work arrived more than once: their worker was killed after it and before it said so."""
+    unfinished: Mapping[int, str]
+    """Jobs that the table still has, in another state than succeeded: not lost, and not done."""
     lost: Mapping[int, str]
-    """Jobs that did not come to their end, and why one must say so."""
+    """Jobs that are nowhere, or that say succeeded where nothing arrived."""
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Give the numbers as name, value and remark."""
@@ -51,7 +53,8 @@ class Account:
             ("died", str(self.died), "each with its reason, for a human to see"),
             ("requeued", str(self.requeued), "after the fix, with a fresh budget and their history kept"),
             ("worker deaths", str(self.worker_deaths), "their jobs taken back by the others"),
-            ("lost", str(len(self.lost)), "; ".join(f"job {each}: {why}" for each, why in self.lost.items())),
+            *([("unfinished", str(len(self.unfinished)), _reasons(self.unfinished))] if self.unfinished else []),
+            ("lost", str(len(self.lost)), _reasons(self.lost)),
         ]
 
     def table(self) -> Table:
@@ -78,12 +81,13 @@ def settle(
     """Hold what was enqueued against the table and against what arrived."""
     written = {path.name for path in exports.glob("*.pdf") if _whole(path)}
     lost: dict[int, str] = {}
+    unfinished: dict[int, str] = {}
     for each in enqueued:
         card = board.cards.get(each)
         if card is None:
             lost[each] = "it is not in the table"
         elif card.job.status != "succeeded":
-            lost[each] = f"it was left {card.state}"
+            unfinished[each] = f"it is {card.state}"
         elif not (mails.get(each) or calls.get(each) or f"invoice-{card.about}.pdf" in written):
             lost[each] = "it says succeeded, and nothing arrived"
     cards = list(board.cards.values())
@@ -97,8 +101,13 @@ def settle(
         worker_deaths=worker_deaths,
         arrived={"mails": sum(map(bool, mails.values())), "calls": len(calls), "PDFs": len(written)},
         twice=sum(number > 1 for number in (*mails.values(), *calls.values())),
+        unfinished=unfinished,
         lost=lost,
     )
+
+
+def _reasons(jobs: Mapping[int, str]) -> str:
+    return "; ".join(f"job {each}: {why}" for each, why in jobs.items())
 
 
 def _whole(path: Path) -> bool:

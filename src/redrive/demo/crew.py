@@ -93,9 +93,10 @@ class Crew:
                 member.condition = "leaving"
                 member.process.terminate()
 
-    def deploy(self, env: Mapping[str, str]) -> None:
-        """Start a new release, with *env* on top; the old one leaves in good order when the new one works."""
+    def deploy(self, env: Mapping[str, str], *flags: str) -> None:
+        """Start a new release, with *env* and *flags* on top; the old one leaves when the new one works."""
         self._env |= env
+        self._command = [*self._command, *flags]  # of an option given twice the last counts
         self._journal.tell("crew", "the new release starts; the old one works until it is there", "work")
         self._leaving = self.members
         self.members = [self._hire(member.number) for member in self._leaving]

@@ -47,7 +47,10 @@ class Left(Exception):
 class Stage:
     """Everything that the story needs, running."""
 
-    lease = 1.5
+    lease = 2.5
+    """Short enough to watch its end. A machine that starves a worker for so long makes it look dead."""
+    calm_lease = 20.0
+    """That of the last release: nothing is killed any more, and so nobody's silence is a death."""
     address: Sequence[str] = ()
     """Where the desk is, as a hint."""
 
@@ -162,7 +165,7 @@ def perform(*, stay: bool, svg: Path | None) -> int:
         with ExitStack() as parts:
             parts.enter_context(display)
             stage = Stage(display, film, parts)
-            code = 1 if play(stage).lost else 0
+            code = 1 if play(stage).lost else 0  # what is only not done yet is in the table, where the end says so
             if svg is not None and film is not None:
                 film.take(stage.view, last=True)
                 svg.write_text(film.svg(), encoding="utf-8")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 UNKNOWN = "dee@dronse.example"
 CLOSED = "/cobalt"
 DELAY = 6.0
+PATIENCE = 90.0
+"""Seconds that a scene may take on a machine with much else to do."""
 READING = 3.0
 """Seconds that a caption stands at least."""
 ORDERS: tuple[dict[str, Any], ...] = (
@@ -53,6 +55,12 @@ def play(stage: Stage) -> Account:
     if account.lost:
         lost = counted(len(account.lost), "job was", "jobs were")
         stage.scene(f"{lost} lost.", "This must not happen: please report it, with the lines above.")
+    elif account.unfinished:
+        left = counted(len(account.unfinished), "job is", "jobs are")
+        stage.scene(
+            f"Nothing was lost; {left} not done.",
+            "The table has them, with their reasons. A machine with much else to do makes living workers look dead.",
+        )
     else:
         stage.scene("Nothing was lost.", "What was enqueued, what the table says and what arrived agree.")
     stage.show()
@@ -97,7 +105,7 @@ def everything_fails(stage: Stage) -> None:
             "taken back, the innocent ones too, and each runs alone: so it shows who is to blame.",
         )
         stage.pause(READING)
-    stage.until(lambda: stage.board.count("succeeded", "dead", "failed") == len(stage.enqueued), 45)
+    stage.until(lambda: stage.board.count("succeeded", "dead", "failed") == len(stage.enqueued), PATIENCE)
 
 
 def the_dead_are_seen(stage: Stage) -> None:
@@ -113,21 +121,29 @@ def the_dead_are_seen(stage: Stage) -> None:
 def the_fix(stage: Stage) -> None:
     """Mend the causes and send the dead back."""
     stage.scene("The fix, and back they go.", "Causes first, then `redrive requeue`: a fresh budget, the history kept.")
-    stage.crew.deploy({"SAAS_SMALL_LOGOS": "1"})  # takes effect when the new workers are there
+    # It takes effect when the new workers are there.
+    stage.crew.deploy({"SAAS_SMALL_LOGOS": "1"}, "--lease", f"{stage.calm_lease:g}")
     mend: tuple[Callable[[], object], ...] = (
         lambda: stage.smtp.open_mailbox(UNKNOWN),
         lambda: stage.endpoint.reopen(CLOSED),
-        lambda: stage.until(lambda: stage.crew.all_working, 20),
+        lambda: stage.until(lambda: stage.crew.all_working, PATIENCE),
     )
     for (kind, error, said), mended in zip(FIXES, mend, strict=True):
         mended()
         stage.journal.tell("human", said, "work")
         stage.pause(0.6)
-        sent = stage.queue.requeue(Ended(kind=kind, error=error))
-        stage.journal.tell("human", f"redrive requeue --kind {kind} --error {error}: {len(sent)} sent back", "work")
-        stage.board.requeued(sent)
+        _send_back(stage, f"--kind {kind} --error {error}", Ended(kind=kind, error=error))
         stage.pause(0.6)
-    stage.until(lambda: stage.board.count("succeeded") == len(stage.enqueued), 20)
+    if any("poison" in (card.job.last_error or "") for card in stage.board.of("dead")):
+        stage.journal.tell("human", "the others are innocent: this machine starved their workers", "work")
+        _send_back(stage, "--error poison", Ended(error="poison"))
+    stage.until(lambda: stage.board.count("succeeded") == len(stage.enqueued), PATIENCE)
+
+
+def _send_back(stage: Stage, said: str, which: Ended) -> None:
+    sent = stage.queue.requeue(which)
+    stage.journal.tell("human", f"redrive requeue {said}: {len(sent)} sent back", "work")
+    stage.board.requeued(sent)
 
 
 def _place(stage: Stage, order: dict[str, Any]) -> list[Any]:
