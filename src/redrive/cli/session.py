@@ -78,15 +78,16 @@ class Session:
             if heard.known:
                 return ""
             workers = self.ask(store.workers(self.schema))
-            known = {*handled, *(row.kind for row in self.ask(stats.depths(self.schema, 1)))}
+            here = named("known_kinds", self.schema) if heard.worked else stats.depths(self.schema, 1)
+            known = {*handled, *(row.kind for row in self.ask(here))} - {ALL}
         except psycopg.Error:  # a role that may do no more than enqueue: nothing is stopped by a doubt
             return ""
         known |= {each for row in workers for each in row.kinds}
         near = get_close_matches(kind, sorted(known), 3, 0.7)
-        if not known or not (heard.worked or near):
+        if not known or kind in known or not (heard.worked or near):
             return ""  # before the first worker has come nobody can tell
         hint = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
-        alive = any(row.alive for row in workers)
+        alive = any(row.alive and row.kinds for row in workers)  # one without kinds is a relay
         nobody = "no live worker knows" if alive else "no worker is alive, and nothing is known of"
         return f"{nobody} kind {kind!r}{hint}; known are: {several(sorted(known))}"
 

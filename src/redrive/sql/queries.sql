@@ -2058,21 +2058,41 @@ SELECT name, host, pid, version, app_version, kinds, concurrency, in_flight, sta
 FROM {workers} ORDER BY name
 
 -- name: heard_of_kind
--- Whether anything here has to do with a kind, and whether a worker was ever here, for else nobody can tell. Each question
--- is one descent of an index or about a small table; of jobs the newest are looked at, and a week of what was counted.
+-- Whether anything here has to do with a kind, and whether a worker was ever here, for else nobody can tell. A job that
+-- only waits says nothing: it may be the slip of the pen itself. Each question is one descent of an index or about a
+-- small table; of jobs the newest are looked at, and a week of what was counted.
 SELECT EXISTS (SELECT FROM {workers} WHERE %(kind)s::text = ANY(kinds))
        OR EXISTS (
            SELECT FROM {kinds}
            WHERE kind = %(kind)s::text
              AND (paused_at IS NOT NULL OR limited OR route <> 'postgres')
        )
-       OR EXISTS (SELECT FROM {jobs} WHERE status = 'pending' AND kind = %(kind)s::text)
        OR EXISTS (SELECT FROM {schedules} WHERE kind = %(kind)s::text)
        OR EXISTS (SELECT FROM {subscriptions} WHERE kind = %(kind)s::text)
        OR EXISTS (SELECT FROM {failures} WHERE fingerprint IS NOT NULL AND kind = %(kind)s::text)
-       OR EXISTS (SELECT FROM (SELECT kind FROM {jobs} ORDER BY id DESC LIMIT 2000) j WHERE j.kind = %(kind)s::text)
-       OR EXISTS (SELECT FROM {stats} WHERE minute > {clock}() - interval '7 days' AND kind = %(kind)s::text) AS known,
+       OR EXISTS (
+           SELECT FROM (SELECT kind, claims, status FROM {jobs} ORDER BY id DESC LIMIT 2000) j
+           WHERE j.kind = %(kind)s::text AND (j.claims > 0 OR j.status IN ('running', 'succeeded'))
+       )
+       OR EXISTS (
+           SELECT FROM {stats}
+           WHERE minute > {clock}() - interval '7 days' AND kind = %(kind)s::text AND ran + succeeded + retried > 0
+       ) AS known,
        EXISTS (SELECT FROM {workers}) OR EXISTS (SELECT FROM {stats}) AS worked
+
+-- name: known_kinds
+-- The kinds that heard_of_kind knows of, but for what only failed: to name them to whom has named another.
+SELECT kind FROM {kinds} WHERE paused_at IS NOT NULL OR limited OR route <> 'postgres'
+UNION
+SELECT kind FROM {schedules}
+UNION
+SELECT kind FROM {subscriptions}
+UNION
+SELECT kind FROM (SELECT kind, claims, status FROM {jobs} ORDER BY id DESC LIMIT 2000) j
+WHERE j.claims > 0 OR j.status IN ('running', 'succeeded')
+UNION
+SELECT kind FROM {stats} WHERE minute > {clock}() - interval '7 days' AND ran + succeeded + retried > 0
+LIMIT 1000
 
 -- name: oldest_due
 -- The oldest due job of each kind that has any, one probe a kind and priority (a loose index scan, as in survey_lanes).
