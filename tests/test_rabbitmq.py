@@ -82,6 +82,19 @@ def test_a_job_whose_row_stays_is_said_to_be_at_the_broker_and_is_not_stuck(db, 
         assert "is at the broker or was run from there" in text(gone)
 
 
+def test_the_doctor_finds_jobs_whose_messages_were_thrown_away(db, conn, at_broker):
+    lost = "1 job of kind {} went to the broker, the first 1 d ago, and nothing of it is there"
+    sent = "update redrive.jobs set status = 'running', locked_by = %s, locked_at = now() - %s::interval where key = %s"
+    with closing(Queue(db, **at_broker)) as queue, psycopg.connect(db, autocommit=True) as other:
+        for kind, key, ago in (("mail", "there", "1 day"), ("report", "gone", "1 day"), ("report", "just now", "1 s")):
+            queue.kinds.route(kind, "amqp")
+            queue.enqueue(kind, key=key)
+            conn.execute(sent, [BROKER, ago, key])
+        said = [each.text for each in examine(queue, other)]
+    assert lost.format("report") in said, said
+    assert lost.format("mail") not in said, said
+
+
 def test_what_is_routed_and_late_without_a_relay_says_so(db, conn):
     with closing(Queue(db)) as queue:
         queue.kinds.route("mail", "amqp", by="ada")

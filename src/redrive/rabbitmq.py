@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING
 
 from redrive.amqp import management
 from redrive.kinds import relayed
+from redrive.words import counted, span
 
 if TYPE_CHECKING:
+    from redrive.amqp.management import Broker
     from redrive.diagnosis import Patient
 
 TIMEOUT = 5.0
+SETTLED = 600.0
+"""Seconds after which what a job's row says and what is in its queues must agree."""
+GONE = (
+    "did somebody purge a queue, or does a policy throw messages away? Once they are pending they are sent again: "
+    "see `When something is wrong` in docs/broker.md"
+)
 
 
 def check(patient: Patient) -> None:
@@ -26,6 +34,8 @@ def check(patient: Patient) -> None:
     if now.why:
         remedy = "REDRIVE_BROKER_MANAGEMENT_URL=http://user:password@host:15672, of a user with the tag `monitoring`"
         (patient.bad if routed and named else patient.note)(now.why, remedy)
+    elif all(not each.trouble for each in now.kinds):
+        _vanished(patient, now)
     for each in management.ails(now):
         seen = now.of(each.kind) if each.kind else None
         evidence = {} if seen is None else {"ready": seen.ready, "consumers": seen.consumers, "kind": seen.kind}
@@ -36,6 +46,15 @@ def routed(patient: Patient) -> set[str]:
     """Find the kinds whose jobs go over a broker: no worker takes them from the table."""
     with patient.reading() as conn:
         return management.routed(patient.queue.kinds.list(connection=conn))
+
+
+def _vanished(patient: Patient, now: Broker) -> None:
+    """Find jobs whose rows say that they are at the broker, where nothing of their kind is."""
+    for row in patient.ask("long_at_broker", age=SETTLED):
+        there = now.of(row.kind)
+        if there is None or not there.messages:
+            what = f"{counted(row.jobs, 'job')} of kind {row.kind} went to the broker, the first {span(row.age)} ago"
+            patient.bad(f"{what}, and nothing of it is there", GONE, kind=row.kind, jobs=row.jobs)
 
 
 def _relays(patient: Patient, routed: set[str]) -> None:

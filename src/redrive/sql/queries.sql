@@ -2094,6 +2094,16 @@ UNION
 SELECT kind FROM {stats} WHERE minute > {clock}() - interval '7 days' AND ran + succeeded + retried > 0
 LIMIT 1000
 
+-- name: long_at_broker
+-- Of jobs that keep their row while they are at the broker: for how long, by kind, where it is long. So many at most.
+SELECT kind, count(*) AS jobs, extract(epoch FROM {clock}() - min(locked_at))::float8 AS age
+FROM (
+    SELECT kind, locked_at FROM {jobs}
+    WHERE status = 'running' AND locked_by = {broker} AND locked_at < {clock}() - make_interval(secs => %(age)s::float8)
+    LIMIT 10000
+) j
+GROUP BY kind ORDER BY kind
+
 -- name: oldest_due
 -- The oldest due job of each kind that has any, one probe a kind and priority (a loose index scan, as in survey_lanes).
 WITH RECURSIVE found AS (
