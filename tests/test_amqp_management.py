@@ -162,3 +162,15 @@ def test_who_takes_the_connection_and_says_nothing_holds_nobody_up():
         now = seen(replace(Settings(), broker_management_url=url), ["mail"], timeout=0.2)
         assert "does not answer" in now.why
         assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_refusal_names_the_virtual_host_and_what_names_another(status):
+    """User and tag were right; it was asked after / for want of broker_url."""
+    with answering(status, b"no") as url:
+        there = replace(Settings(), broker_management_url=url)
+        unset = seen(there, ["mail"]).why
+        named = seen(replace(there, broker_url="amqp://jobs:hunter2@mq/orders"), ["mail"]).why
+    assert "virtual host /, as broker_url (REDRIVE_BROKER_URL) is not set" in unset
+    assert "virtual host orders" in named
+    assert "REDRIVE_BROKER_URL" not in named

@@ -345,3 +345,13 @@ def test_workers_are_listed_with_what_ails_them(db, conn):
 
 def test_no_worker_is_told_how_to_start_one(db):
     assert "redrive worker" in redrive(db, "workers").stderr
+
+
+def test_where_kinds_go_over_the_broker_a_job_without_a_row_may_be_there(db):
+    redrive(db, "route", "mail", "amqp")
+    sought = "jobs of mail go over the broker: it may be there, or have succeeded from there without a row"
+    assert complaint(redrive(db, "show", 77, code=1)) == f"there is no job 77 in schema redrive; {sought}"
+    cancelled = redrive(db, "cancel", 77, code=1).stderr
+    assert cancelled == f"job 77 is not there\nnote: {sought}; what is at the broker can't be cancelled any more\n"
+    redrive(db, "route", "mail", "postgres")
+    assert redrive(db, "cancel", 77, code=1).stderr == "job 77 is not there\n"

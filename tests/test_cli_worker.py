@@ -316,3 +316,9 @@ def test_a_worker_behind_no_listen_polls(db, conn, app, wait_for):
     finally:
         child.terminate()
         assert finish(child)[0] == 0
+
+
+@pytest.mark.parametrize("app", [None, "app.jobs:queue"])
+def test_a_target_that_the_option_of_the_broker_took_is_told(app):
+    said = complaint(redrive(NOBODY, "worker", "--broker", "app.jobs:queue", code=2, env={"REDRIVE_APP": app or ""}))
+    assert "'app.jobs:queue' is no amqp:// URL: put the target before --broker" in said

@@ -65,7 +65,7 @@ def checked(url: str) -> str:
     """
     if not url:
         raise InvalidOption(
-            "no broker: give broker_url, REDRIVE_BROKER_URL or --broker-url (of a worker: --broker), as in amqp://user:password@host/"
+            "no broker: give broker_url, REDRIVE_BROKER_URL or --broker-url (of a worker: --broker), as in amqp://user@host/"
         )
     if urlsplit(url).scheme not in ("amqp", "amqps"):
         raise InvalidOption(f"broker_url is {mask_text(url)!r}: must begin with amqp:// or amqps://")

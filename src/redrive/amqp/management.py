@@ -43,9 +43,10 @@ AWAY, LOOKED_AT = "redrive worker app.jobs:queue --broker URL", "see the broker'
 UNSET = "broker_management_url is not set (REDRIVE_BROKER_MANAGEMENT_URL): what is at the broker is not known"
 EMPTIED = "look at them in the broker's own pages: their headers say why; move or purge them there"
 _REFUSED = {
-    401: "it refuses this user: the tag `management` or `monitoring` is missing, or the password is wrong",
-    403: "this user may not look there",
-    404: "there is no such virtual host, or it is no management API",
+    401: "it refuses this user for the {}: its rights there or the tag `management` or `monitoring` are missing, or the "
+    "password is wrong",
+    403: "this user may not look at the {}",
+    404: "there is no {}, or it is no management API",
 }
 
 
@@ -279,6 +280,9 @@ class _Api:
         who = given if given.username else broker
         self._word = f"{unquote(who.username or 'guest')}:{unquote(who.password or 'guest')}"
         self.vhost = unquote(broker.path[1:]) or "/"
+        self._asked = f"virtual host {self.vhost}" + (
+            "" if settings.broker_url else ", as broker_url (REDRIVE_BROKER_URL) is not set, which names another"
+        )
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.where = f"{given.scheme}://{host}:{self._port}{self._path}" if self._plausible else "broker_management_url"
 
@@ -313,9 +317,10 @@ class _Api:
             connection.request("GET", f"{self._path}/api/{path}", headers={"Authorization": f"Basic {word}"})
             answer = connection.getresponse()
             if answer.status in (401, 403):
-                raise PermissionError(_REFUSED[answer.status])
+                raise PermissionError(_REFUSED[answer.status].format(self._asked))
             if answer.status != 200:  # noqa: PLR2004 - OK
-                raise ValueError(_REFUSED.get(answer.status, f"it answers {answer.status} {answer.reason}"))
+                refused = _REFUSED.get(answer.status, "").format(self._asked)
+                raise ValueError(refused or f"it answers {answer.status} {answer.reason}")
             text = bytearray()
             while part := answer.read1(65536):
                 text += part

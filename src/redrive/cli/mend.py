@@ -77,6 +77,8 @@ def cancel(
                 found.sample,
                 missing,
             )
+        if "not there" in missing.values() and (seek := now.elsewhere()):
+            screen.note(screen.one_line(f"note: {seek}; what is at the broker can't be cancelled any more"))
         states: list[str] = []
         if found.sample and not dry_run:
             ask(f"Cancel {screen.jobs(found.pending + found.running)}?", yes=yes or bool(ids or key))

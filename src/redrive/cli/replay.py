@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
-from redrive.cli.exits import PROBLEM, Trouble
+from redrive.cli.exits import PROBLEM
 from redrive.cli.options import application, as_json, database, examples
 from redrive.cli.session import session
 
@@ -47,8 +47,8 @@ def replay(
     with session(url, schema or queue.settings.schema) as now:
         rows = now.ask(store.get(now.schema, job_id))
         where = now.schema
-    if not rows:
-        raise Trouble(f"there is no job {job_id} in schema {where}; `redrive jobs` lists those that there are")
+        if not rows:
+            raise now.missing(job_id)
     [job] = rows
     handler = queue.handlers.demand(job.kind)
     demand_at_rest(job)

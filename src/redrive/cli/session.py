@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redrive.cli.exits import told
+from redrive.cli.exits import Trouble, told
 from redrive.cli.options import connected, worker_command
 from redrive.cli.screen import ALWAYS, NEVER
 
@@ -47,6 +47,23 @@ class Session:
         from redrive.connections import persistent
 
         return persistent(self.conn, replace(statement, binary=True, loaders=()))
+
+    def elsewhere(self) -> str:
+        """Say where a job may be that the table does not have; empty where nothing goes over a broker."""
+        from redrive.sql import AMQP
+        from redrive.words import several
+
+        sent = [row.kind for row in self.queue.kinds.list(connection=self.conn) if row.route == AMQP]
+        if not sent:
+            return ""
+        return (
+            f"jobs of {several(sent)} go over the broker: it may be there, or have succeeded from there without a row"
+        )
+
+    def missing(self, job_id: int) -> Trouble:
+        """Make the error for a job that the table does not have."""
+        seek = self.elsewhere() or "`redrive jobs` lists those that there are"
+        return Trouble(f"there is no job {job_id} in schema {self.schema}; {seek}")
 
     @contextmanager
     def doubting(self, kind: str) -> Iterator[None]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
-from redrive.cli.exits import Trouble
 from redrive.cli.options import application, as_json, database, examples
 from redrive.cli.screen import Cell
 from redrive.cli.session import session
@@ -44,8 +43,8 @@ def show(
         edits = [
             row for row in now.queue.audit.list(job=job_id, limit=100, connection=now.conn) if row.before is not None
         ]
-    if not found and not history:
-        raise Trouble(f"there is no job {job_id} in schema {now.schema}; `redrive jobs` lists those that there are")
+        if not found and not history:
+            raise now.missing(job_id)
     job = hide.job(found[0]) if found else None
     if as_json:
         screen.document({"job": job, "failures": history, "edits": [_edit(row, found, hide) for row in edits]})

@@ -38,6 +38,17 @@ log_level = click.option(
 )
 
 
+def _amqp(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse what is no broker's URL: most often it is the target, taken for the option's value."""
+    if value and not value.startswith(("amqp://", "amqps://")):
+        from redrive.masking import mask_text
+
+        raise click.BadParameter(
+            f"{mask_text(value)!r} is no amqp:// URL: put the target before --broker, or a URL after it", ctx, param
+        )
+    return value
+
+
 @click.command(
     short_help="Run jobs until told to stop.",
     epilog=examples(
@@ -78,6 +89,7 @@ log_level = click.option(
     is_flag=False,
     flag_value="",
     metavar="[URL]",
+    callback=_amqp,
     help="Take jobs from this RabbitMQ, as amqp://user@host/vhost, or that of REDRIVE_BROKER_URL; see redrive relay.",
 )
 @setting("--exit-on-db-loss", "Exit 3 when the database was away this long, 0 to wait for ever (default: 0).")
