@@ -98,8 +98,8 @@ class Settings:
     broker_url: str = field(default="", repr=False)  # as database_url
     """The RabbitMQ to which the relay and direct=True send jobs, as amqp://user:password@host:5672/vhost."""
     broker_management_url: str = field(default="", repr=False)  # as database_url
-    """RabbitMQ's management API, by which it is seen what is there, as http://user:password@host:15672; the virtual host
-    is that of broker_url."""
+    """RabbitMQ's management API, by which it is seen what is there, as http://user:password@host:15672; the virtual
+    host is that of broker_url."""
     exit_on_db_loss: float = 0.0
     """End the worker when the database has been away this long; 0 waits for ever."""
 

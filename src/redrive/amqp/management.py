@@ -43,8 +43,8 @@ AWAY, LOOKED_AT = "redrive worker app.jobs:queue --broker URL", "see the broker'
 UNSET = "broker_management_url is not set (REDRIVE_BROKER_MANAGEMENT_URL): what is at the broker is not known"
 EMPTIED = "look at them in the broker's own pages: their headers say why; move or purge them there"
 _REFUSED = {
-    401: "it refuses this user for the {}: its rights there or the tag `management` or `monitoring` are missing, or the "
-    "password is wrong",
+    401: "it refuses this user for the {}: its rights there or the tag `management` or `monitoring` are missing, or "
+    "the password is wrong",
     403: "this user may not look at the {}",
     404: "there is no {}, or it is no management API",
 }
