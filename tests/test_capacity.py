@@ -131,6 +131,7 @@ class TestSteps:
 class TestReading:
     def test_rates_slots_connections_and_sizes_are_of_this_database(self, db, conn):
         beat(conn, concurrency=25)
+        beat(conn, "relay:1:abcdef", kinds=[])  # it has no slots
         with psycopg.connect(db) as other:  # at its end it has told what it did, which would be counted beside ANALYZE
             other.execute(
                 """insert into redrive.jobs (kind, status, payload)

@@ -133,7 +133,7 @@ def test_a_kind_that_no_live_worker_knows_is_unhealthy_after_half_a_minute(db, c
 
 
 def test_a_kind_that_goes_over_the_broker_is_unhealthy_after_half_a_minute_without_a_relay(db, conn):
-    beat(conn)
+    beat(conn, listener_pid=0)
     redrive(db, "route", "mail", "amqp")
     insert(conn, "mail")
     assert problems(db, code=0) == []
@@ -150,13 +150,42 @@ def test_a_kind_that_goes_over_the_broker_is_unhealthy_after_half_a_minute_witho
 
 
 def test_a_relay_that_comes_from_cron_is_missed_once_jobs_are_too_old(db, conn):
+    beat(conn, listener_pid=0)
     redrive(db, "route", "mail", "amqp")
     conn.execute("insert into redrive.jobs (kind, run_at) values ('mail', now() - interval '1 min')")
     assert problems(db, "--workers", "0", code=0) == []
     [problem] = problems(db, "--workers", "0", "--max-age", "30")
     assert problem.endswith("; the kind goes over the broker, and no relay is alive: start redrive relay")
-    [_, problem] = problems(db)
+    [problem] = problems(db)
     assert problem.endswith("it goes over the broker, and no relay is alive: start redrive relay")
+
+
+def test_a_relay_is_none_of_the_workers_that_are_wanted(db, conn):
+    beat(conn, "relay:1:abcdef", kinds=[])
+    [problem] = problems(db)
+    assert problem.startswith("0 of 1 workers alive")
+    beat(conn)
+    assert answer(db, "health")["workers"] == 1
+
+
+def test_a_kind_that_no_live_worker_takes_from_the_broker_is_unhealthy_though_nothing_is_due(db, conn):
+    beat(conn, "relay:1:abcdef", kinds=[])
+    beat(conn, "box:1:aaaaaa")
+    redrive(db, "route", "mail", "amqp")
+    said = "kind mail goes over the broker, and no live worker takes it from there: start redrive worker app.jobs:queue"
+    assert problems(db) == [f"{said} --broker"]
+    beat(conn, "box:2:bbbbbb", kinds=["export"], listener_pid=0)
+    assert len(problems(db)) == 1, "it has other kinds"
+    beat(conn, "box:3:cccccc", listener_pid=0, silent="5 min")
+    assert len(problems(db)) == 1, "it is silent"
+    conn.execute("update redrive.workers set heartbeat_at = now()")
+    assert problems(db, code=0) == []
+
+
+def test_what_goes_over_the_broker_for_other_services_wants_no_worker(db, conn):
+    beat(conn)
+    redrive(db, "route", "redrive.topics", "amqp")
+    assert problems(db, code=0) == []
 
 
 def test_jobs_of_a_holder_that_fell_silent_are_unhealthy_once_they_should_have_been_taken_back(db, conn):

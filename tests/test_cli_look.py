@@ -343,6 +343,23 @@ def test_workers_are_listed_with_what_ails_them(db, conn):
     assert leaks(json.dumps(document)) == []
 
 
+def test_a_relay_and_a_worker_at_the_broker_are_marked_and_no_count_is_shown_that_may_be_old(db, conn):
+    beat(conn, "box:1:aaaaaa", in_flight=3)
+    assert redrive(db, "workers").stderr == ""
+    beat(conn, "box:2:bbbbbb", in_flight=0, listener_pid=0)
+    beat(conn, "box:3:cccccc", kinds=[])
+    shown = redrive(db, "workers")
+    worker, broker, relay = shown.stdout.splitlines()[1:]
+    assert worker.split()[2] == "3/10"
+    assert worker.split()[-2:] == ["worker", "mail"]
+    assert broker.split()[2] == "?/10"
+    assert "worker --broker  mail" in broker
+    assert "/10" not in relay
+    assert relay.split()[-1] == "relay"
+    assert "once a minute" in shown.stderr
+    assert [row["works_as"] for row in answer(db, "workers")["workers"]] == ["worker", "worker --broker", "relay"]
+
+
 def test_no_worker_is_told_how_to_start_one(db):
     assert "redrive worker" in redrive(db, "workers").stderr
 

@@ -89,6 +89,18 @@ def test_that_no_relay_is_alive_is_told_where_one_is_wanted(db, conn):
     assert "no relay is alive" not in redrive(db, "top", "--once").stdout
 
 
+def test_that_nobody_takes_a_kind_from_the_broker_is_told_and_a_relay_has_no_slots(db, conn):
+    redrive(db, "route", "mail", "amqp")
+    beat(conn, "relay:1:abcdef", kinds=[])
+    shown = redrive(db, "top", "--once").stdout
+    assert shown.startswith("workers: 0 alive   jobs in them: 0 of 0 slots")
+    assert "kind mail goes over the broker, and no live worker takes it from there: start redrive worker" in shown
+    beat(conn, "box:1:abcdef", listener_pid=0)
+    shown = redrive(db, "top", "--once").stdout
+    assert shown.startswith("workers: 1 alive   jobs in them: 0 of 10 slots")
+    assert "no live worker takes it" not in shown
+
+
 def test_an_empty_installation_is_no_error(db):
     done = redrive(db, "top", "--once")
     assert done.stdout.startswith("workers: 0 alive")

@@ -14,6 +14,8 @@ from redrive.amqp.management import Broker, Queued, ails
 from redrive.amqp.names import queue_name
 from redrive.doctor import examine
 from redrive.sql import BROKER
+from redrive.statements import run
+from redrive.store import workers
 from redrive.web import desk
 from shell import answer, redrive
 from test_amqp_management import fill
@@ -108,7 +110,10 @@ def test_what_is_routed_and_late_without_a_relay_says_so(db, conn):
             "insert into redrive.workers (name, host, pid, version, kinds, concurrency, lease, heartbeat_at)"
             " values ('relay:1:abcdef', 'h', 1, '1', '{}', 1, '1 hour', now())"
         )
-        assert "no relay is alive" not in page(queue, "/")
+        seen = page(queue, "/")
+        assert "no relay is alive" not in seen
+        assert "kind mail goes over the broker, and no live worker takes it from there" in seen
+        assert "no worker is alive: start one" in seen
         assert "a relay, which hands jobs to the broker" in page(queue, "/workers")
     assert "over the broker" in redrive(db, "top", "--once").stdout
     assert "broker" in redrive(db, "kinds").stdout
@@ -183,18 +188,35 @@ def test_the_doctor_names_the_relay_where_what_is_routed_is_due_and_none_is_aliv
                 return [(each.check, each.text, each.remedy) for each in examine(queue, other) if each.level == "bad"]
 
         said = "no relay is alive, and jobs that go over the broker are due: of kind mail"
-        assert bad() == [("rabbitmq", said, "redrive relay --broker-url URL")]
+        missed = "kind mail goes over the broker, and no live worker takes it from there: start redrive worker"
+        relay, worker = bad()
+        assert relay == ("rabbitmq", said, "redrive relay --broker-url URL")
+        assert (worker[0], worker[1].startswith(missed), worker[2].endswith("--broker URL")) == ("rabbitmq", True, True)
         conn.execute(
             "insert into redrive.workers (name, host, pid, version, kinds, concurrency, lease, heartbeat_at)"
             " values ('a', 'h', 1, '1', '{mail}', 1, '1 hour', now())"
         )
+        assert len(bad()) == 2, "that worker takes its jobs from the table"
+        conn.execute("update redrive.workers set listener_pid = 0")
         assert [text for _, text, _ in bad()] == [said]
-        conn.execute("update redrive.workers set kinds = '{}'")
-        [(check, text, remedy)] = bad()
+        conn.execute("update redrive.workers set kinds = '{export}'")
+        [(check, text, remedy), *_] = bad()
         assert (check, text.startswith("no living worker knows kind mail: 1 due job")) == ("kinds", True)
         assert remedy.startswith(
             "workers with its handler (or aliases=[...] if it was renamed), and with --broker, for it"
         )
+        conn.execute("update redrive.workers set kinds = '{}'")
+        [(check, text, _)] = bad()
+        assert (check, text.startswith(missed)) == ("rabbitmq", True)
+
+
+def test_what_a_process_works_as_is_known_by_its_row(db, conn, vhost, wait_for):
+    with closing(Queue(db, broker_url=vhost)) as queue:
+        queue.handler("mail")(print)
+        with Inside(queue.worker(broker=vhost)), Inside(queue.relay()), Inside(queue.worker(listen=False)):
+            wait_for(lambda: conn.execute("select count(*) from redrive.workers").fetchone() == (3,))
+            found = {row.works_as for row in run(conn, workers(queue.schema))}
+    assert found == {"relay", "worker", "worker --broker"}
 
 
 def test_a_worker_at_the_broker_is_not_said_to_be_deaf(db, conn, vhost, wait_for):

@@ -29,15 +29,15 @@ class Figures:
 
     depths: list[Depth]
     alive: int
-    """Workers that were heard within their lease."""
+    """Workers that were heard within their lease; a relay, which runs no job, is none."""
     silent: int
-    """Workers that were not, and have not said goodbye, within the last day."""
+    """Workers and relays that were not, and have not said goodbye, within the last day."""
     slots: int
     """Handlers that the living ones can run at once."""
     in_flight: int
     """Jobs that they hold."""
     complaining: int
-    """Living workers that complain of one of their loops."""
+    """Living workers and relays that complain of one of their loops."""
     late: int
     """Schedules that are due for long, or can't be planned."""
     known: frozenset[str]

@@ -18,11 +18,11 @@ from redrive.audit import signed
 from redrive.drivers import AsyncBorrowed, Borrowed
 from redrive.errors import InvalidOption
 from redrive.handlers import Handler
-from redrive.sql import ROUTES, spoken
+from redrive.sql import AMQP, ROUTES, TOPICS, spoken
 from redrive.statements import Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from redrive.schedules import Desk
 
@@ -31,6 +31,10 @@ ALL = "*"
 MOST = 2**31 - 1
 NO_RELAY = "goes over the broker, and no relay is alive: start redrive relay"
 """What is to be said of a routed kind whose jobs wait where :func:`relayed` is false."""
+NO_TAKER = "goes over the broker, and no live worker takes it from there: start redrive worker app.jobs:queue --broker"
+"""What is to be said of the kinds that :func:`untaken` gives."""
+RELAY, BROKER_WORKER = "relay", "worker --broker"
+"""What a process works as, in the rows of :func:`redrive.store.workers`; any other is a worker on the table."""
 RATES = (1e-6, 1e6)
 YEAR = 31_536_000
 
@@ -249,8 +253,19 @@ class Kinds:
 
 
 def relayed(workers: Iterable[Any]) -> bool:
-    """Tell from the rows of :func:`redrive.store.workers` whether a relay is alive: it is one that runs no kind."""
-    return any(worker.alive and not worker.kinds for worker in workers)
+    """Tell from the rows of :func:`redrive.store.workers` whether a relay is alive."""
+    return any(worker.alive and worker.works_as == RELAY for worker in workers)
+
+
+def taken(workers: Iterable[Any]) -> set[str]:
+    """Tell from the same rows which kinds a live worker takes from the broker."""
+    return {kind for worker in workers if worker.alive and worker.works_as == BROKER_WORKER for kind in worker.kinds}
+
+
+def untaken(kinds: Iterable[Kind], workers: Iterable[Any]) -> Sequence[str]:
+    """Give those of these kinds that a relay hands to the broker while no live worker takes them from there."""
+    runs = taken(workers) | {TOPICS}  # which is for other services to take
+    return sorted(row.kind for row in kinds if row.route == AMQP and row.kind not in runs)
 
 
 def _paused(rows: Rows, until: datetime | None) -> Kind:

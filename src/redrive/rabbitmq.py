@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redrive.amqp import management
-from redrive.kinds import relayed
+from redrive.kinds import NO_TAKER, relayed, untaken
 from redrive.words import counted, span
 
 if TYPE_CHECKING:
@@ -29,13 +29,18 @@ def check(patient: Patient) -> None:
     routed, named = management.routed(kinds), bool(queue.settings.broker_management_url)
     if not routed and not named:
         return
-    _relays(patient, routed)
+    workers = patient.ask("list_workers")
+    _relays(patient, routed, workers)
     now = management.seen(queue.settings, routed, {row.kind for row in kinds}, timeout=TIMEOUT)
     if now.why:
         remedy = "REDRIVE_BROKER_MANAGEMENT_URL=http://user:password@host:15672, of a user with the tag `monitoring`"
         (patient.bad if routed and named else patient.note)(now.why, remedy)
     elif all(not each.trouble for each in now.kinds):
         _vanished(patient, now)
+    told = {each.kind for each in now.kinds if each.deserted}
+    for kind in untaken(kinds, workers):
+        if kind not in told:
+            patient.bad(f"kind {kind} {NO_TAKER}", f"{queue.worker_command} --broker URL", kind=kind)
     for each in management.ails(now):
         seen = now.of(each.kind) if each.kind else None
         evidence = {} if seen is None else {"ready": seen.ready, "consumers": seen.consumers, "kind": seen.kind}
@@ -57,9 +62,9 @@ def _vanished(patient: Patient, now: Broker) -> None:
             patient.bad(f"{what}, and nothing of it is there", GONE, kind=row.kind, jobs=row.jobs)
 
 
-def _relays(patient: Patient, routed: set[str]) -> None:
+def _relays(patient: Patient, routed: set[str], workers: list[Any]) -> None:
     due = [row for row in patient.ask("oldest_due") if row.kind in routed]
-    if due and not relayed(patient.ask("list_workers")):
+    if due and not relayed(workers):
         kinds = ", ".join(row.kind for row in due)
         patient.bad(
             f"no relay is alive, and jobs that go over the broker are due: of kind {kinds}",

@@ -15,7 +15,7 @@ from psycopg.rows import class_row, namedtuple_row
 from redrive import stats, store
 from redrive.amqp.management import Broker, ails
 from redrive.breakers import State
-from redrive.kinds import NO_RELAY, Kind, relayed
+from redrive.kinds import NO_RELAY, NO_TAKER, RELAY, Kind, relayed, untaken
 from redrive.masking import mask_text
 from redrive.reaper import OWN_NAME
 from redrive.sql import AMQP
@@ -142,6 +142,8 @@ def late(reading: Reading, workers: Sequence[Any]) -> Part:
         elif age > LATE and row.kind not in whole:
             said = f"; the kind {why}" if why else ""
             part.found("bad", f"the oldest job of kind {row.kind} is due for {span(age)}{said}", _kind(row.kind))
+    for kind in untaken(kinds, workers):
+        part.found("bad", f"kind {kind} {NO_TAKER}", subject=kind)
     for row in states:
         part.found(*_breaker(row), subject=row.kind)
     for row in kinds:
@@ -207,7 +209,7 @@ def working(reading: Reading) -> Part:
     part = Part("working")
     workers = part.read(reading.ask, "workers", store.workers(reading.settings.schema))
     alive = [worker for worker in workers if worker.alive]
-    if not alive and not part.unknown:
+    if all(worker.works_as == RELAY for worker in alive) and not part.unknown:
         part.found("bad", f"no worker is alive: start one with {reading.worker_command}")
     for worker in workers:
         if worker.alive and worker.problem:

@@ -81,6 +81,11 @@ class Queued:
         return self.ready + self.unacknowledged
 
     @property
+    def deserted(self) -> bool:
+        """Whether jobs wait there and nobody takes them."""
+        return self.ready > 0 and not self.consumers
+
+    @property
     def drains(self) -> float | None:
         """Seconds until nothing waits, if all goes on as it does; None where it doesn't get less."""
         return self.ready / (self.goes - self.comes) if self.goes > self.comes else None if self.ready else 0.0
@@ -138,7 +143,7 @@ def ails(now: Broker) -> list[Ailment]:
     for each in now.kinds:
         waits = counted(each.ready, f"job of kind {each.kind} waits", f"jobs of kind {each.kind} wait")
         waits += " at the broker"
-        if each.ready and not each.consumers:
+        if each.deserted:
             left = "" if each.routed else ", to which it is not routed"
             them = "it" if each.ready == 1 else "them"
             found.append(Ailment("bad", f"{waits}{left}, and no worker takes {them}", each.kind, AWAY))

@@ -83,11 +83,11 @@ def health(
     """Say whether work is being done; exit 0 when it is, else say why not, a line a reason.
 
     Looked at are the database and its schema, the loops of every worker as its heartbeat tells, the age of the oldest
-    due job, due kinds that no live worker knows or that go over the broker while no relay is alive, jobs whose holder
-    fell silent, schedules that are late or can't be planned, and jobs of the last day that some other worker ended as
-    failed without a reason. A long job, or an idle night, is no problem. Kinds that are paused, breakers that are open,
-    and who keeps Postgres from cleaning up, a transaction open for long, are named in notes, which change neither
-    verdict nor exit code.
+    due job, due kinds that no live worker knows or that go over the broker while no relay is alive, kinds that no live
+    worker takes from the broker, jobs whose holder fell silent, schedules that are late or can't be planned, and jobs
+    of the last day that some other worker ended as failed without a reason. A long job, or an idle night, is no
+    problem. Kinds that are paused, breakers that are open, and who keeps Postgres from cleaning up, a transaction open
+    for long, are named in notes, which change neither verdict nor exit code.
     """
     from redrive.settings import seconds
 
@@ -121,21 +121,25 @@ def _tell(findings: Findings, *, as_json: bool) -> None:
 
 def _look(now: Session, findings: Findings, max_age: float, expected: int) -> None:
     from redrive import store
+    from redrive.kinds import BROKER_WORKER, NO_TAKER, RELAY, untaken
     from redrive.statements import named
 
     alive = [worker for worker in now.ask(store.workers(now.schema)) if worker.alive]
-    findings.workers = len(alive)
-    if len(alive) < expected:
-        findings.found(f"{len(alive)} of {expected} workers alive: start some with `{worker_command()}`")
+    findings.workers = sum(worker.works_as != RELAY for worker in alive)
+    if findings.workers < expected:
+        findings.found(f"{findings.workers} of {expected} workers alive: start some with `{worker_command()}`")
     for worker in alive:
         if worker.problem:
             findings.found(f"worker {worker.name}: {_masked(worker.problem)}")
     kinds, breakers = now.queue.kinds.list(connection=now.conn), now.queue.breakers.list(connection=now.conn)
     findings.notes += [_pause(row, now.now) for row in kinds if row.paused]
     findings.notes += [f"breaker: {in_words(row, now.now)}; see `redrive breakers list`" for row in breakers]
+    for kind in untaken(kinds, alive):
+        findings.found(f"kind {kind} {NO_TAKER}")
     due = now.ask(store.oldest_due(now.schema))
-    # With none expected they come from cron, with --once, and may be between two runs.
-    nobody = _untaken(due, alive, kinds, relay=bool(alive or expected))
+    # With none expected they come from cron, with --once, and may be between two runs; but none with --broker does.
+    lasting = any(worker.works_as != BROKER_WORKER for worker in alive)
+    nobody = _without_hands(due, alive, kinds, relay=bool(lasting or expected))
     _look_at_due(due, findings, max_age, nobody, _reasons(alive, kinds, breakers))
     for holder in now.ask(named("silent_holders", now.schema, slack=SLACK, **_leases(now))):
         findings.found(
@@ -192,13 +196,13 @@ def _reasons(alive: list[Any], kinds: list[Kind], breakers: list[State]) -> dict
     return why | {row.kind: "is paused, see `redrive kinds`" for row in kinds if row.paused}
 
 
-def _untaken(due: list[Any], alive: list[Any], kinds: list[Kind], *, relay: bool) -> dict[str, str]:
+def _without_hands(due: list[Any], alive: list[Any], kinds: list[Kind], *, relay: bool) -> dict[str, str]:
     """Say of due kinds that nobody takes them, and why: no worker knows them, or with *relay* no relay is there."""
     from redrive.kinds import NO_RELAY, relayed
     from redrive.sql import AMQP
 
     known = {kind for worker in alive for kind in worker.kinds}
-    found = {row.kind: " and no live worker knows it" for row in due if row.kind not in known} if alive else {}
+    found = {row.kind: " and no live worker knows it" for row in due if row.kind not in known} if known else {}
     paused = {row.kind for row in kinds if row.paused}
     if relay and not relayed(alive) and "*" not in paused:
         found |= {row.kind: f"; it {NO_RELAY}" for row in kinds if row.route == AMQP and not row.paused}

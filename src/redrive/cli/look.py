@@ -119,6 +119,12 @@ def _show_counts(now: Session, *, as_json: bool) -> None:
     screen.table(headers, lines, right=("JOBS", "DUE", "RETRYING", "OLDEST DUE"))
 
 
+def _running(row: Any) -> str:
+    from redrive.kinds import BROKER_WORKER
+
+    return "?" if row.works_as == BROKER_WORKER else str(row.in_flight)
+
+
 @click.command(
     short_help="List the worker processes.",
     epilog=examples("redrive workers", "redrive workers --json | jq '.workers[] | select(.problem)'"),
@@ -129,27 +135,31 @@ def workers(database_url: str | None, schema: str | None, *, as_json: bool) -> N
     """List the worker processes that gave a sign of life within the last day."""
     from redrive import store
     from redrive.cli.curtain import text
+    from redrive.kinds import BROKER_WORKER, RELAY
 
     with session(database_url, schema) as now:
         rows = [row._replace(problem=text(row.problem)) for row in now.ask(store.workers(now.schema))]
     if as_json:
         screen.document({"workers": [row._asdict() for row in rows]})
         return
-    headers = ("WORKER", "STATE", "JOBS", "STARTED", "LAST BEAT", "APP", "REDRIVE", "KINDS", "PROBLEM")
+    headers = ("WORKER", "STATE", "JOBS", "STARTED", "LAST BEAT", "APP", "REDRIVE", "WORKS AS", "KINDS", "PROBLEM")
     lines = [
         [
             row.name,
             screen.state("alive" if row.alive else "silent"),
-            f"{row.in_flight}/{row.concurrency}",
+            "" if row.works_as == RELAY else f"{_running(row)}/{row.concurrency}",
             screen.ago(row.started_at, now.now),
             f"{screen.span(row.silent_for)} ago",
             row.app_version or "",
             row.version,
+            row.works_as,
             ", ".join(row.kinds),
             Cell(row.problem or "", "red"),
         ]
         for row in rows
     ]
     screen.table(headers, lines, right=("JOBS",))
+    if any(row.works_as == BROKER_WORKER for row in rows):
+        screen.note("?: with --broker a worker tells once a minute how many jobs it has; --json has what it told last")
     if not rows:
         screen.note(f"no worker: start one with `{worker_command()}`")

@@ -136,7 +136,7 @@ def look(now: Session) -> View:
     from redrive.amqp import management
     from redrive.cli.breakers import in_words
     from redrive.cli.curtain import text
-    from redrive.kinds import NO_RELAY, relayed
+    from redrive.kinds import NO_RELAY, NO_TAKER, relayed, untaken
 
     found = figures.look(now.queue, now.conn)
     depths = {depth.kind: depth for depth in found.depths}
@@ -157,6 +157,8 @@ def look(now: Session) -> View:
     if not relayed(workers):
         waits = [kind for kind in sorted(routed) if kind in depths and depths[kind].due and not held[kind].paused]
         complaints += [f"kind {kind} {NO_RELAY}" for kind in waits]
+    told = {each.kind for each in (broker.kinds if broker is not None else ()) if each.deserted}
+    complaints += [f"kind {kind} {NO_TAKER}" for kind in untaken(held.values(), workers) if kind not in told]
     breakers = now.queue.breakers.list(connection=now.conn)
     complaints += [f"breaker: {in_words(row, now.now)}" for row in breakers]
     lines = []

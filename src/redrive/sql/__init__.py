@@ -99,6 +99,7 @@ def _names(schema: str) -> dict[str, Composable]:
         "migrations": within("migrations"),
         "clock": within("clock"),
         "claimed_job": SQL(text_of("claimed_job")).format(clock=within("clock")),
+        "works_as": SQL(text_of("works_as")),
         "broker": Literal(BROKER),
         "topics": Literal(TOPICS),
         "wake": within("wake"),

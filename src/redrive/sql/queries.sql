@@ -1682,8 +1682,10 @@ CROSS JOIN LATERAL (
 ORDER BY k.kind
 
 -- name: fleet
-SELECT count(*) FILTER (WHERE alive) AS alive, count(*) FILTER (WHERE NOT alive) AS silent,
-       coalesce(sum(concurrency) FILTER (WHERE alive), 0) AS slots, coalesce(sum(in_flight) FILTER (WHERE alive), 0) AS in_flight,
+-- A relay runs no job: it is no worker here, and its slots are none; but it may have fallen silent, or complain.
+SELECT count(*) FILTER (WHERE alive AND works_as <> 'relay') AS alive, count(*) FILTER (WHERE NOT alive) AS silent,
+       coalesce(sum(concurrency) FILTER (WHERE alive AND works_as <> 'relay'), 0) AS slots,
+       coalesce(sum(in_flight) FILTER (WHERE alive AND works_as <> 'relay'), 0) AS in_flight,
        count(*) FILTER (WHERE alive AND problem IS NOT NULL) AS complaining,
        (SELECT count(*) FROM {schedules}
         WHERE paused_at IS NULL AND disabled_at IS NULL AND ended_at IS NULL
@@ -1691,7 +1693,8 @@ SELECT count(*) FILTER (WHERE alive) AS alive, count(*) FILTER (WHERE NOT alive)
                OR coalesce(next_run_at, updated_at) < {clock}() - make_interval(secs => %(patience)s::float8))) AS late,
        coalesce((SELECT array_agg(DISTINCT kind) FROM {workers} k, unnest(k.kinds) AS kind
                  WHERE k.heartbeat_at > {clock}() - k.lease), '{{}}') AS known
-FROM (SELECT concurrency, in_flight, problem, heartbeat_at > {clock}() - lease AS alive FROM {workers}) w
+FROM (SELECT concurrency, in_flight, problem, {works_as} AS works_as, heartbeat_at > {clock}() - lease AS alive
+      FROM {workers}) w
 
 -- name: stats_clock
 SELECT extract(epoch FROM {clock}())::float8 AS now
@@ -2051,8 +2054,12 @@ FROM {jobs}
 WHERE status IN ('pending', 'running') AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))
   AND (%(kind)s::text IS NULL OR kind = %(kind)s) AND (%(key)s::text IS NULL OR key = %(key)s)
 
+-- name: works_as
+-- What a process is, as its row tells: a relay runs no kind, and a worker with --broker says that it listens to nobody.
+CASE WHEN cardinality(kinds) = 0 THEN 'relay' WHEN listener_pid = 0 THEN 'worker --broker' ELSE 'worker' END
+
 -- name: list_workers
-SELECT name, host, pid, version, app_version, kinds, concurrency, in_flight, started_at, problem,
+SELECT name, host, pid, version, app_version, {works_as} AS works_as, kinds, concurrency, in_flight, started_at, problem,
        extract(epoch FROM {clock}() - heartbeat_at)::float8 AS silent_for, extract(epoch FROM lease)::float8 AS lease,
        heartbeat_at > {clock}() - lease AS alive
 FROM {workers} ORDER BY name
@@ -3049,7 +3056,8 @@ SELECT current_setting('max_connections')::int AS most,
        current_setting('server_version') AS version
 
 -- name: capacity_processes
-SELECT count(*) AS processes, count(DISTINCT host) AS hosts FROM {workers} WHERE heartbeat_at > {clock}() - lease
+SELECT count(*) AS processes, count(DISTINCT host) AS hosts
+FROM {workers} WHERE heartbeat_at > {clock}() - lease AND {works_as} <> 'relay'
 
 
 ------------------------------------------------------------------------------------------------ what the doctor prescribes
