@@ -48,8 +48,11 @@ def test_a_route_is_told_with_its_reason_and_with_the_relay_that_it_lacks(db, co
     assert done.stderr.startswith(lacks)
     assert redrive(db, "route").stderr.startswith(lacks)
     assert answer(db, "route", "mail", "amqp") == {"kind": "mail", "route": "amqp"}
+    beat(conn, "box:1:abcdef", listener_pid=0)
     done = redrive(db, "route", "mail", "postgres")
-    assert (done.stdout.strip(), done.stderr) == ("mail: postgres", "")
+    keep = "note: keep workers with --broker until its queues are empty"
+    assert (done.stdout.strip(), done.stderr.strip()) == ("mail: postgres", keep)
+    assert redrive(db, "route", "mail", "postgres").stderr == "", "it was run from the table"
     beat(conn, "relay:1:abcdef", kinds=[])
     assert redrive(db, "route", "mail", "amqp").stderr == ""
 

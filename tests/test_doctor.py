@@ -14,7 +14,7 @@ from redrive import Queue
 from redrive.broker import Answer, Measured, judge
 from redrive.diagnosis import Diagnosis, Patient
 from redrive.doctor import CHECKS, WORKER_RIGHTS, examine
-from shell import NOBODY, answer, complaint, redrive
+from shell import NOBODY, answer, beat, complaint, redrive
 from support import wait_for
 
 WORKER = (
@@ -49,6 +49,18 @@ def test_of_a_new_installation_nothing_is_bad_and_nothing_unknown(db, queue):
     with psycopg.connect(db, autocommit=True) as conn:
         found = examine(queue, conn)
     assert [each for each in found if each.level != "note"] == []
+
+
+def test_what_a_living_worker_or_relay_complains_of_is_bad(db, conn, queue):
+    beat(conn, problem="jobs of mail wait: ACCESS_REFUSED, amqp://jobs:hunter2@mq/")
+    found = one(db, queue, "workers")
+    assert found.level == "bad"
+    assert found.text == "worker box:1:abcdef: jobs of mail wait: ACCESS_REFUSED, amqp://jobs:***@mq/"
+    assert found.remedy == "see the log of process 1 on box"
+    conn.execute("update redrive.workers set kinds = '{}'")
+    assert one(db, queue, "workers").text.startswith("relay box:1:abcdef: ")
+    conn.execute("update redrive.workers set heartbeat_at = now() - interval '1 hour'")
+    assert look(db, queue, "workers") == [], "it is gone"
 
 
 def test_who_holds_the_horizon_is_named_with_what_ends_it(db, conn, queue, monkeypatch):

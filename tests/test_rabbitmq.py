@@ -147,6 +147,14 @@ def test_where_it_does_not_answer_every_page_comes_and_says_so_without_the_passw
     assert "hunter2" not in shown
 
 
+def test_who_brings_a_kind_back_is_told_what_is_left_at_the_broker_and_who_takes_it(db, at_broker):
+    redrive(db, "route", "mail", "amqp")
+    for _ in range(2):  # said again it still holds
+        said = redrive(db, "route", "mail", "postgres", env=variables(at_broker)).stderr
+        assert "keep workers with --broker until its queues are empty (5 jobs there now); none is alive: start" in said
+    assert redrive(db, "route", "export", "postgres", env=variables(at_broker)).stderr == ""
+
+
 def test_without_a_broker_nothing_is_said_of_one(db):
     with closing(Queue(db)) as queue:
         assert "broker" not in page(queue, "/").lower()

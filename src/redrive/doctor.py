@@ -17,6 +17,7 @@ from redrive import broker, figures, rabbitmq
 from redrive.adopt import bridge
 from redrive.connections import conninfo
 from redrive.diagnosis import Diagnosis, Patient
+from redrive.kinds import RELAY
 from redrive.masking import mask_text
 from redrive.migrate import latest
 from redrive.situation import unused_slots
@@ -205,6 +206,15 @@ def _rights(patient: Patient) -> None:
         )
 
 
+def _workers(patient: Patient) -> None:
+    for row in patient.ask("list_workers"):
+        if row.alive and row.problem:
+            who = "relay" if row.works_as == RELAY else "worker"
+            patient.bad(
+                f"{who} {row.name}: {mask_text(row.problem)}", f"see the log of process {row.pid} on {row.host}"
+            )
+
+
 def _listening(patient: Patient) -> None:
     rows = patient.ask("doctor_listeners")
     deaf, gone = [row.name for row in rows if row.deaf], [row.name for row in rows if row.gone]
@@ -368,6 +378,7 @@ CHECKS: dict[str, Callable[[Patient], None]] = {
     "triggers": _triggers,
     "schema": _schema,
     "rights": _rights,
+    "workers": _workers,
     "listening": _listening,
     "pooler": _pooler,
     "clocks": _clocks,

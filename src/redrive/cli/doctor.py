@@ -33,9 +33,9 @@ def doctor(ctx: click.Context, database_url: str | None, schema: str | None, *, 
     """Look at the database, the tables and the workers, and say what is wrong and how to mend it. It changes nothing.
 
     Exit 0 when nothing is bad, 1 when something is. Looked at are who holds the horizon, vacuum, indexes, triggers, the
-    workers' rights, LISTEN and poolers, clocks, kinds that no worker knows, sequences, settings, retention; the broker,
-    where kinds are routed to one; and whether it is time for a real broker, by measured numbers. A remedy is shown,
-    never carried out.
+    workers' rights and what they complain of, LISTEN and poolers, clocks, kinds that no worker knows, sequences,
+    settings, retention; the broker, where kinds are routed to one; and whether it is time for a real broker, by
+    measured numbers. A remedy is shown, never carried out.
     """
     from redrive.doctor import CHECKS, examine
 

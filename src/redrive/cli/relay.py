@@ -16,6 +16,7 @@ from redrive.cli.worker import FORMAT, log_level, work
 
 if TYPE_CHECKING:
     from redrive.kinds import Kind
+    from redrive.settings import Settings
 
 
 @click.command(
@@ -48,28 +49,47 @@ def route(
     """
     from redrive import store
     from redrive.amqp import management
-    from redrive.kinds import relayed
+    from redrive.kinds import relayed, taken
     from redrive.sql import AMQP
 
     if kind is not None and route is None:
         raise click.UsageError("which way? Say amqp or postgres")
-    strays = ""
+    strays = left = ""
     with session(database_url, schema) as now:
         if kind is None or route is None:
             rows = [row for row in now.queue.kinds.list(connection=now.conn) if row.route != "postgres"]
             if now.queue.settings.broker_management_url:
                 strays = management.seen(now.queue.settings, management.routed(rows)).strays_in_words
         else:
+            before = management.routed(now.queue.kinds.list(connection=now.conn))
             with now.doubting(kind):
                 rows = [now.queue.kinds.route(kind, route, by=by, reason=reason, connection=now.conn)]
+            if route != AMQP:
+                alone = kind not in taken(now.ask(store.workers(now.schema)))
+                left = _left(now.queue.settings, kind, alone=alone, routed=kind in before)
         sent = [row.kind for row in rows if row.route == AMQP]
         unrelayed = bool(sent) and not relayed(now.ask(store.workers(now.schema)))
     _tell(rows, because(by, reason), named=kind is not None, as_json=as_json)
     if unrelayed:
         wait = f"jobs of kind {', '.join(sent)} wait in the table until one is started"
         screen.note(screen.one_line(f"note: no relay is alive: {wait}, `redrive relay --broker-url URL`"))
-    if strays:
-        screen.note(screen.one_line(f"note: {strays}"))
+    for said in filter(None, (left, strays)):
+        screen.note(screen.one_line(f"note: {said}"))
+
+
+def _left(settings: Settings, kind: str, *, alone: bool, routed: bool) -> str:
+    """Say of a kind that is run from the table again what may be left of it at the broker, and who is to take it."""
+    from redrive.amqp import management
+
+    there, known = None, ""
+    if settings.broker_management_url:
+        now = management.seen(settings, (), [kind])
+        there = now.of(kind)
+        known = now.why or f"{screen.jobs(there.messages if there else 0)} there now"
+    if not routed and not there:
+        return ""
+    nobody = "; none is alive: start `redrive worker app.jobs:queue --broker`" if alone else ""
+    return "keep workers with --broker until its queues are empty" + (f" ({known})" if known else "") + nobody
 
 
 def _tell(rows: list[Kind], why: str, *, named: bool, as_json: bool) -> None:
