@@ -121,6 +121,35 @@ class TestSteps:
         assert holds(after, 1000).holds == pytest.approx(2 * (at(BUSY)["database's time"] or 0))
         assert (after.server_us.source, before.server_us.source) == (BENCH, HERE)
 
+    def test_the_table_takes_the_steps_in_the_order_of_the_way(self):
+        """It said retention before hosts, and the way hosts before retention, each with other figures."""
+        now = setup(
+            replace(BUSY, slots=10, processes=1, keep=86_400.0, mean_rate=1.0), all_day=True, run=0.02, disk=200
+        )
+        path = way(now, 8000)
+        names = [each.step.name for each in path if each.step]
+        assert names == ["settings", "worker hosts", "short retention"]
+        found = ladder(now, 8000)
+        assert [(each.step, each.holds) for each in found[1:4]] == [(each.step, each.holds) for each in path]
+        assert {each.step for each in found[1:]} == set(STEPS)
+
+    def test_no_step_is_taken_twice(self):
+        """A broker that was taken seven times over was to hold a million jobs a second."""
+        for rate in (20_000, 1_000_000):
+            names = [each.step.name for each in way(setup(BUSY, all_day=True), rate) if each.step]
+            assert len(set(names)) == len(names)
+            assert names[-1] == "several databases"
+
+    def test_a_step_that_moves_the_nearest_wall_counts_though_another_stands_as_near(self):
+        few, taken = replace(BUSY, slots=10, processes=1), {"all_day": True, "run": 0.024, "disk": 100}
+        now = setup(few, **taken)
+        disk, slots = (at(few, **taken)[wall] or 0 for wall in ("disk", "slots"))
+        assert disk < slots < 1.05 * disk
+        found = next_step(now, 0.1)
+        assert found is not None
+        assert found.step is not None
+        assert (found.step.name, found.wall.name) == ("short retention", "slots")
+
     def test_without_a_worker_it_is_workers_that_are_next(self):
         found = next_step(setup(replace(BUSY, slots=0, processes=0)), 10)
         assert found is not None
@@ -188,10 +217,28 @@ class TestCommand:
 
     @pytest.mark.parametrize(
         "words",
-        [("--rate", "0"), ("--rate", "nan"), ("--rate", "inf"), ("--run", "0"), ("--run", "soon"), ("--payload", "-1")],
+        [
+            ("--rate", "0"),
+            ("--rate", "nan"),
+            ("--rate", "inf"),
+            ("--rate", "soon"),
+            ("--run", "0"),
+            ("--run", "soon"),
+            ("--payload", "-1"),
+        ],
     )
     def test_what_makes_no_sense_is_refused(self, db, words):
         assert words[0] in complaint(redrive(db, "capacity", *words, code=2))
+
+    @pytest.mark.parametrize(("given", "a_second"), [("200", 200.0), ("200/s", 200.0), ("30/m", 0.5)])
+    def test_a_rate_is_said_as_to_limit_or_in_jobs_a_second(self, db, given, a_second):
+        assert answer(db, "capacity", "--rate", given)["wished"] == {"rate": a_second, "source": "given"}
+
+    def test_one_of_a_thing_is_said_in_the_singular(self, db, conn):
+        beat(conn, concurrency=1)
+        shown = redrive(db, "capacity", "--rate", "1", "--run", "0.5").stdout
+        assert re.findall(r"\b1 (?:slots|rows|connections|processes)\b", shown) == []
+        assert "1 slot " in shown
 
     def test_without_tables_or_a_database_it_says_so(self, empty_db):
         assert "redrive migrate" in complaint(redrive(empty_db, "capacity", code=4))

@@ -6,15 +6,15 @@ figures nobody has measured is named with that, and none are made up for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from redrive.capacity import costs
 from redrive.capacity.costs import UNMEASURED, Known
-from redrive.capacity.walls import ORDER, Setup, Wall, grown, holds
+from redrive.capacity.walls import ORDER, Setup, Wall, grown, holds, walls
 
 WORTH = 1.05
-"""A step that buys less than a twentieth is none."""
+"""A step that moves the wall by less than a twentieth is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +128,13 @@ STEPS = (
 
 
 def ladder(now: Setup, rate: float) -> list[Reached]:
-    """Take one step after the other, whether or not it is needed; what is not known of one does not hide the next."""
+    """Take one step after the other: those to the rate as :func:`way` has them, then the others, from the cheapest on.
+
+    What is not known of one does not hide the next.
+    """
     found, at = [Reached(step=None, setup=now, wall=holds(now, rate))], now
-    for step in STEPS:
+    first = [each.step for each in way(now, rate) if each.step]
+    for step in (*first, *(each for each in STEPS if each not in first)):
         after = step.apply(at, rate)
         reached = Reached(step=step, setup=after, wall=holds(after, rate))
         found.append(reached)
@@ -139,22 +143,28 @@ def ladder(now: Setup, rate: float) -> list[Reached]:
     return found
 
 
-def choices(now: Setup, rate: float) -> list[Reached]:
-    """List the steps that move the nearest wall, and those that may; the cheapest first."""
+def choices(now: Setup, rate: float, taken: Collection[Step] = ()) -> list[Reached]:
+    """List the steps that move the nearest wall, and those that may, but for those *taken*; the cheapest first."""
     wall, found = holds(now, rate), []
     for step in STEPS:
         after = step.apply(now, rate)
-        if wall.name not in step.moves or after == now:
+        if step in taken or wall.name not in step.moves or after == now:
             continue
         reached = Reached(step=step, setup=after, wall=holds(after, rate))
-        if reached.holds is None or reached.holds > WORTH * (wall.holds or 0.0):
+        if _moved(wall, after, rate) and (reached.holds is None or reached.holds >= (wall.holds or 0.0)):
             found.append(reached)
     return found
 
 
-def next_step(now: Setup, rate: float) -> Reached | None:
+def _moved(wall: Wall, after: Setup, rate: float) -> bool:
+    """Say whether a wall is gone or farther; that another stands as near is the next step's to mend."""
+    there = next((each for each in walls(after, rate) if each.name == wall.name), None)
+    return there is None or there.holds is None or there.holds > WORTH * (wall.holds or 0.0)
+
+
+def next_step(now: Setup, rate: float, taken: Collection[Step] = ()) -> Reached | None:
     """Find the first of them; None where there is none."""
-    return next(iter(choices(now, rate)), None)
+    return next(iter(choices(now, rate, taken)), None)
 
 
 def way(now: Setup, rate: float) -> list[Reached]:
@@ -162,7 +172,7 @@ def way(now: Setup, rate: float) -> list[Reached]:
     found: list[Reached] = []
     at = now
     while (wall := holds(at, rate)).holds is not None and wall.holds < rate:
-        reached = next_step(at, rate)
+        reached = next_step(at, rate, [each.step for each in found if each.step])
         if reached is None:
             break
         found.append(reached)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from redrive.capacity import costs
 from redrive.capacity.costs import ASSUMED, BENCH, BENCH_BROKER, GIVEN, HERE, UNMEASURED, Known
-from redrive.words import number, span
+from redrive.words import counted, number, span
 
 if TYPE_CHECKING:
     from redrive.capacity.facts import Facts
@@ -138,13 +138,13 @@ def _slots(now: Setup, rate: float) -> Wall:
     if not now.slots:
         why = "no worker is alive"
     else:
-        why = f"{busy:.0%} of {number(now.slots)} slots in {_processes(now.processes)}, a job takes {short(run)}"
+        why = f"{busy:.0%} of {counted(now.slots, 'slot')} in {_processes(now.processes)}, a job takes {short(run)}"
     return Wall(
         name="slots",
         holds=now.slots * busy / run,
         why=why,
         source=_weakest(Known(now.slots, HERE), now.run),
-        needs=f"{number(_up(rate * run / busy))} slots",
+        needs=counted(_up(rate * run / busy), "slot"),
     )
 
 
@@ -167,9 +167,9 @@ def _connections(now: Setup, rate: float) -> Wall:
         name="connections",
         holds=most.slots * busy / run,
         why=f"{number(free)} of {number(now.connections_most)} are free or workers': "
-        f"{_processes(most.processes)} of {now.each} slots",
+        f"{_processes(most.processes)} of {counted(now.each, 'slot')}",
         source=_weakest(Known(free, HERE), now.run),
-        needs=f"{number(_up(wanted(now, rate) * now.connections_each))} connections",
+        needs=counted(_up(wanted(now, rate) * now.connections_each), "connection"),
     )
 
 
@@ -224,7 +224,7 @@ def _pruning(now: Setup, rate: float) -> Wall:
         if now.processes
         else "no worker is alive",
         source=costs.PRUNED.source,
-        needs=f"{number(_up(rate * now.mean))} rows/s",
+        needs=f"{counted(_up(rate * now.mean), 'row')}/s",
     )
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from redrive.cli import screen
+from redrive.cli.kinds import Rate
 from redrive.cli.options import as_json, database, examples
 from redrive.cli.session import session
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from redrive.capacity.facts import Facts
@@ -21,6 +23,17 @@ FEW = 100.0
 ABOVE = 2.0
 """What is wished unless it is said: so many times the peak."""
 MOST = 1e9
+
+
+class Wished(Rate):
+    """A rate, or a plain number of jobs a second."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the text as jobs a second."""
+        try:
+            return float(value)
+        except ValueError:
+            return super().convert(value, param, ctx)
 
 
 def _positive(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -40,7 +53,13 @@ def _positive(ctx: click.Context, param: click.Parameter, value: float | None) -
         "redrive capacity --json | jq .next",
     ),
 )
-@click.option("--rate", type=float, callback=_positive, metavar="N", help="Jobs a second that are wished, all day.")
+@click.option(
+    "--rate",
+    type=Wished(),
+    callback=_positive,
+    metavar="N[/SPAN]",
+    help="Jobs that are wished, all day: 200 (a second), 200/s, 10/m.",
+)
 @click.option(
     "--payload", type=float, callback=_positive, metavar="BYTES", help="Of a job, instead of what is measured here."
 )
@@ -191,7 +210,7 @@ def _which(reached: Reached, setup: Setup, found: Facts, rate: float) -> str:
     name = reached.step.name if reached.step else ""
     if name == "worker hosts":
         wanted = min(reached.setup.processes, walls.wanted(setup, rate))
-        return f": {wanted} processes of {setup.each} slots"
+        return f": {counted(wanted, 'process', 'processes')} of {counted(setup.each, 'slot')}"
     if name == "broker" and found.kinds:
         return ": " + ", ".join(f"{screen.one_line(kind, 40)} ({share:.0%})" for kind, share in found.kinds.items())
     return ""
