@@ -317,3 +317,15 @@ def test_prune_can_archive(db, conn):
 
 def test_a_retention_that_is_no_time_is_a_wrong_value(db):
     assert "retain_dead is 'long': give seconds" in complaint(redrive(db, "prune", "--dead", "long", code=2))
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["requeue", "send_email"], "--kind send_email"),
+        (["requeue", "send_email:3fa9"], "--group send_email:3fa9"),
+        (["cancel", "send_email"], "--kind send_email"),
+    ],
+)
+def test_a_kind_or_a_group_in_the_place_of_an_id_is_told_its_flag(words, flag):
+    assert f"{words[1]!r} is no id of a job: perhaps {flag}?" in complaint(redrive(None, *words, code=2))

@@ -176,8 +176,11 @@ class TestNames:
 
     def test_what_is_none_or_several_is_said(self, queue):
         for name, said in (
-            ("mail:aaaa", r"is mail:aaaa0000aaaa0000, mail:aaaa0000aaaa1111"),
-            ("mail", r"is .*mail:WorkerLost"),
+            (
+                "mail:aaaa",
+                r"several groups: mail:aaaa0000aaaa0000, mail:aaaa0000aaaa1111; name one of them, or a whole kind",
+            ),
+            ("mail", r"several groups: .*mail:WorkerLost"),
             ("mail:77", r"there are: .*a:b:cccc0000"),
             ("%", r"there are"),
         ):

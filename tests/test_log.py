@@ -10,12 +10,14 @@ import pytest
 from redrive import events, log
 from redrive.events import (
     EVENT_TYPES,
+    BreakerClosed,
     ConnectionLost,
     ConnectionRestored,
     JobDied,
     JobFailed,
     JobRetried,
     JobSucceeded,
+    LoopBlocked,
     WorkerStarted,
     emit,
 )
@@ -99,6 +101,27 @@ def test_every_event_has_a_record_with_a_constant_message_and_its_data_in_extra(
             WorkerStarted(worker="w", kinds=("a", "b"), concurrency=4),
             logging.INFO,
             "worker w started with 4 slots for a, b",
+        ),
+        (WorkerStarted(worker="w", kinds=("a",), concurrency=1), logging.INFO, "worker w started with 1 slot for a"),
+        (
+            JobDied(**JOB, duration=1, error="ValueError: no address: nobody", reason="no address: nobody"),
+            logging.ERROR,
+            "job 7 (send_email) is dead after attempt 2: ValueError: no address: nobody",
+        ),
+        (
+            BreakerClosed(worker="w", kind="webhook", target="", outage=5),
+            logging.INFO,
+            "breaker closed: the jobs of webhook that were held are through, 5.0 s after it opened",
+        ),
+        (
+            BreakerClosed(worker="w", kind="webhook", target="example.com", outage=5),
+            logging.INFO,
+            "breaker closed: the jobs of webhook example.com that were held are through, 5.0 s after it opened",
+        ),
+        (
+            LoopBlocked(worker="w", duration=2.1, stack="app.py:3 in load"),
+            logging.WARNING,
+            "the event loop stood still for 2.1 s, blocked at app.py:3 in load",
         ),
     ],
     ids=lambda value: type(value).__name__,

@@ -170,6 +170,7 @@ def test_stacked_and_above_a_handler_its_topics_add_up_and_what_makes_no_sense_i
         (lambda queue: queue.publish("a", priority=11), InvalidOption, "priority is 11"),
         (lambda queue: queue.publish("a", dealy=1), InvalidOption, "did you mean 'delay'"),
         (lambda queue: queue.publish("a", key="k", unique_for=5), InvalidOption, "unique_for is for queue.enqueue"),
+        (lambda queue: queue.publish("a", direct=True), InvalidOption, "direct is for queue.enqueue: .* the table"),
         (lambda queue: queue.publish_many("a", {"x": 1}), InvalidOption, "payloads is a dict"),
         (lambda queue: queue.publish_many("a", [{}, {1}]), InvalidPayload, r"payloads\[1\]"),
         (lambda queue: queue.publish("a", connection=5), TypeError, "int"),

@@ -233,7 +233,7 @@ class TickFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopBlocked(Event):
-    """The event loop stood still: an async handler calls something that blocks."""
+    """The event loop stood still: something blocks it, most often an async handler."""
 
     duration: float
     """Seconds it stood still."""

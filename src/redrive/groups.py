@@ -208,8 +208,10 @@ class Groups:
         if len(found) != 1:
             known = found or (yield listed(schema, limit=20, brief=True))
             names = [row.id if not found else f"{row.kind}:{row.key}" for row in known[:20]]
-            why = f"alone: {name!r} is {', '.join(names)}" if found else f"is called {name!r}; {there_are(names)}"
-            raise UnknownGroup(f"no group {why}")
+            if found:
+                several = f"{name!r} begins the names of several groups: {', '.join(names)}"
+                raise UnknownGroup(f"{several}; name one of them, or a whole kind with kind instead of group")
+            raise UnknownGroup(f"no group is called {name!r}; {there_are(names)}")
         [whole] = yield listed(schema, kind=found[0].kind, group=found[0].key)
         return whole  # type: ignore[no-any-return] # the rows of the statement just yielded
 

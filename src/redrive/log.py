@@ -15,6 +15,7 @@ from collections.abc import Callable
 from redrive import events
 from redrive.masking import mask_text
 from redrive.text import clip
+from redrive.words import counted
 
 _log = logging.getLogger("redrive")
 
@@ -50,7 +51,7 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
     events.LeaseLost: (logging.WARNING, "job %s (%s) was taken from this worker during attempt %s", ()),
     events.WorkerStarted: (
         logging.INFO,
-        "worker %s started with %s slots for %s",
+        "worker %s started with %s for %s",
         ("worker", "concurrency", "kinds"),
     ),
     events.WorkerStopping: (
@@ -76,17 +77,17 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
     ),
     events.BreakerOpened: (
         logging.WARNING,
-        "breaker opened: jobs of %s %s are held, since what they call is down; a probe in %.1f s. The last error: %s",
+        "breaker opened: jobs of %s%s are held, since what they call is down; a probe in %.1f s. The last error: %s",
         ("kind", "target", "hold", "error"),
     ),
     events.BreakerClosing: (
         logging.INFO,
-        "breaker closing: a probe of %s %s was answered after %.1f s, held jobs are let out at a rising rate",
+        "breaker closing: a probe of %s%s was answered after %.1f s, held jobs are let out at a rising rate",
         ("kind", "target", "outage"),
     ),
     events.BreakerClosed: (
         logging.INFO,
-        "breaker closed: the jobs of %s %s that were held are through, %.1f s after it opened",
+        "breaker closed: the jobs of %s%s that were held are through, %.1f s after it opened",
         ("kind", "target", "outage"),
     ),
     events.ScheduleRan: (logging.DEBUG, "schedule %s: job %s enqueued for %s", ("schedule", "job", "slot")),
@@ -95,7 +96,7 @@ _RECORDS: dict[type[events.Event], tuple[int, str, tuple[str, ...]]] = {
     events.TickFailed: (logging.WARNING, "%s failed and goes on: %s", ("service", "error")),
     events.LoopBlocked: (
         logging.WARNING,
-        "the event loop stood still for %.1f s, a handler blocks it: %s",
+        "the event loop stood still for %.1f s, blocked at %s",
         ("duration", "stack"),
     ),
 }
@@ -148,7 +149,12 @@ def write(event: events.Event) -> None:
         names = ("id", "kind", "attempt", *names)
     arguments = [data[name] for name in names]
     if "reason" in names and "error" in names and data["reason"] and data["error"]:
-        arguments[names.index("reason")] = f"{data['reason']}: "
+        told = str(data["error"]).endswith(str(data["reason"]))  # it is the error's own message
+        arguments[names.index("reason")] = "" if told else f"{data['reason']}: "
+    if isinstance(event, events.BreakerEvent) and event.target:
+        arguments[names.index("target")] = f" {data['target']}"
+    if isinstance(event, events.WorkerStarted) and event.kinds:
+        arguments[names.index("concurrency")] = counted(event.concurrency, "slot")
     extra = {"event": type(event).__name__, **{_EXTRA.get(name, name): value for name, value in data.items()}}
     _log.log(level, message, *arguments, extra=extra)
 

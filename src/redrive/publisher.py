@@ -269,6 +269,8 @@ def _how(topic: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Check what a publish was given; what is the subscriber's to say, and wasn't said, is None."""
     checked(topic)
     for name in options:
+        if name == "direct":
+            raise InvalidOption("direct is for queue.enqueue: what is published goes through the table")
         if name not in store.Wishes.__annotations__:
             raise unknown(name, [*store.Wishes.__annotations__, "connection", "key"])
         if name in store.ABOUT_KEYS:

@@ -28,6 +28,21 @@ certain = click.option("--yes", is_flag=True, help="Don't ask.")
 rehearsal = click.option("--dry-run", is_flag=True, help="Say which jobs are meant, and change nothing.")
 
 
+class JobId(click.ParamType[int]):
+    """The id of a job; what is none is most often a kind or a group, which go by flags."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read the text."""
+        try:
+            return int(value)
+        except ValueError:
+            flags = {flag for each in (ctx.command.params if ctx else ()) for flag in each.opts}
+            flag = "--group" if ":" in str(value) and "--group" in flags else "--kind"
+            self.fail(f"{value!r} is no id of a job: perhaps {flag} {value}?", param, ctx)
+
+
 @click.command(
     short_help="Cancel jobs.",
     epilog=examples(
@@ -36,7 +51,7 @@ rehearsal = click.option("--dry-run", is_flag=True, help="Say which jobs are mea
         "redrive cancel --kind export --dry-run",
     ),
 )
-@click.argument("ids", nargs=-1, type=int)
+@click.argument("ids", nargs=-1, type=JobId())
 @click.option("--kind", metavar="KIND", help="Jobs of this kind.")
 @click.option("--key", metavar="TEXT", help="The job with this key.")
 @signed

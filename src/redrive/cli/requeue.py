@@ -16,7 +16,7 @@ import click
 from redrive.cli import screen
 from redrive.cli.exits import PROBLEM, Misused, Trouble
 from redrive.cli.kinds import Rate
-from redrive.cli.mend import ask, bar, certain, ended, preview, rehearsal, strays
+from redrive.cli.mend import JobId, ask, bar, certain, ended, preview, rehearsal, strays
 from redrive.cli.options import application, as_json, database, examples, signed
 from redrive.cli.session import Session, session
 from redrive.cli.times import When, before
@@ -57,7 +57,7 @@ class Pair(click.ParamType[tuple[str, Any]]):
         "redrive requeue --status failed --kind export      # cancelled and discarded ones",
     ),
 )
-@click.argument("ids", nargs=-1, type=int)
+@click.argument("ids", nargs=-1, type=JobId())
 @click.option("--group", metavar="GROUP", help="Jobs of this failure group, as `redrive dead` names it.")
 @click.option("--kind", metavar="KIND", help="Jobs of this kind.")
 @click.option("--error", metavar="TEXT", help="Jobs whose last error contains this text, in any case.")
