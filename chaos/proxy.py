@@ -27,6 +27,13 @@ class Link:
         """The server's next answer is not delivered, and the line is cut."""
         self.dead = False
         """Nothing comes through any more, and neither end is told."""
+        self._lock, self._directions = threading.Lock(), 2
+
+    def ended(self) -> bool:
+        """Learn that one direction has come to its end; gives whether both have."""
+        with self._lock:
+            self._directions -= 1
+            return not self._directions
 
     def cut(self) -> None:
         """End it at both ends, without a goodbye."""
@@ -79,7 +86,7 @@ class Proxy:
         self.cut()
         for thread in self._threads:
             thread.join(5)
-        for link in self.links:
+        for link in list(self.links):
             link.close()
 
     def lead_to(self, dsn: str) -> None:
@@ -89,7 +96,7 @@ class Proxy:
 
     def of(self, role: str) -> list[Link]:
         """Links of the workers' sessions for *role*: claim, outcome, heartbeat or listen."""
-        return [link for link in self.links if link.application.startswith(f"redrive {role} ")]
+        return [link for link in list(self.links) if link.application.startswith(f"redrive {role} ")]
 
     def cut(self, role: str = "") -> None:
         """End every connection, or those of one role."""
@@ -161,7 +168,7 @@ class Proxy:
 
     def _run(self, target: object, *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
-        self._threads.append(thread)
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
         thread.start()
 
     def _upstream(self, link: Link) -> None:
@@ -207,6 +214,10 @@ class Proxy:
             self._pass()
             if not link.dead:
                 link.cut()
+        finally:
+            if link.ended():  # an hour has more connections than a process may have open
+                self.links.remove(link)
+                link.close()
 
     def _pass(self) -> None:
         self._flows.wait()

@@ -421,3 +421,26 @@ def test_the_table_of_peers_is_put_at_the_end_of_a_report_and_renewed_there(tmp_
     assert page.read_text().count("## Beside its peers") == 1
     assert "5 times kill" in page.read_text()
     assert "| ours 1.0 | 0 | 4 | 2 | 1 |" in page.read_text()
+
+
+def test_the_proxy_gives_back_the_sockets_of_what_has_ended(wait_for):
+    """An hour has more connections than a process may have files open."""
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, Proxy(make_conninfo("", host="127.0.0.1", port=server.getsockname()[1])) as proxy:
+        port = int(str(conninfo_to_dict(proxy.dsn)["port"]))
+        for says_goodbye in (True, False):
+            client = socket.create_connection(("127.0.0.1", port))
+            accepted, _ = server.accept()
+            client.sendall(b"x")
+            assert accepted.recv(1) == b"x"
+            [link] = proxy.links
+            if says_goodbye:
+                client.close()
+                assert accepted.recv(1) == b""
+                accepted.close()
+            else:
+                proxy.cut()
+            wait_for(lambda: proxy.links == [])
+            assert (link.client.fileno(), link.server.fileno()) == (-1, -1)
+            client.close()
+            accepted.close()
