@@ -13,8 +13,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from redrive.amqp.link import checked
 from redrive.amqp.management import UNSET, seen
 from redrive.amqp.names import BANDS, LONGEST_NAME, base_name, queue_name, queue_names
+from redrive.errors import InvalidOption
+from redrive.masking import mask_text
 from redrive.settings import Settings
 
 aio_pika = pytest.importorskip("aio_pika", reason="the extra amqp is not installed")
@@ -174,3 +177,10 @@ def test_a_refusal_names_the_virtual_host_and_what_names_another(status):
     assert "virtual host /, as broker_url (REDRIVE_BROKER_URL) is not set" in unset
     assert "virtual host orders" in named
     assert "REDRIVE_BROKER_URL" not in named
+
+
+def test_the_example_of_a_broker_s_address_is_shown_as_it_is_written():
+    """It had a password, which was masked wherever it was told."""
+    with pytest.raises(InvalidOption) as none:
+        checked("")
+    assert mask_text(str(none.value)) == str(none.value)
