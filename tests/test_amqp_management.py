@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from redrive.amqp.link import checked
 from redrive.amqp.management import UNSET, seen
 from redrive.amqp.names import BANDS, LONGEST_NAME, base_name, queue_name, queue_names
 from redrive.errors import InvalidOption
@@ -181,6 +180,8 @@ def test_a_refusal_names_the_virtual_host_and_what_names_another(status):
 
 def test_the_example_of_a_broker_s_address_is_shown_as_it_is_written():
     """It had a password, which was masked wherever it was told."""
+    from redrive.amqp.link import checked
+
     with pytest.raises(InvalidOption) as none:
         checked("")
     assert mask_text(str(none.value)) == str(none.value)
