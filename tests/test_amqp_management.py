@@ -180,7 +180,7 @@ def test_a_refusal_names_the_virtual_host_and_what_names_another(status):
 
 def test_the_example_of_a_broker_s_address_is_shown_as_it_is_written():
     """It had a password, which was masked wherever it was told."""
-    from redrive.amqp.link import checked
+    from redrive.amqp.link import checked  # noqa: PLC0415 - its library is an extra
 
     with pytest.raises(InvalidOption) as none:
         checked("")
