@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from chaos import beside
+from chaos.brokered import section
 from chaos.conductor import Struck
 from chaos.evidence import Change, Evidence, Failure, Life, Row, Try, heard
 from chaos.faults import STRIKE
@@ -370,7 +371,8 @@ def test_a_reset_by_the_server_reaches_the_client_through_the_proxy():
 
 
 def test_the_report_names_every_fault_and_every_statement_and_is_no_page_of_errors(tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "RESULTS", tmp_path / "none")
+    for told_elsewhere in (beside, section):
+        monkeypatch.setattr(told_elsewhere, "RESULTS", tmp_path / "none")
     struck = [
         Struck(Planned(1.0, "failover", 0.0, 0.5), 1.0, recovery=2.5),
         Struck(Planned(2.0, "kill", 0.0, 0.5), 2.0),
