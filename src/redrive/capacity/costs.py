@@ -88,17 +88,17 @@ SERVER = (
 # the key under which its measurement writes it.
 BROKER = Cost(
     "server's time of a job by way of a broker, enqueued by itself, to one without",
-    0.531,
+    0.839,
     "",
     "broker_amqp_vs_postgres",
 )
-BROKER_MANY = Cost("the same, many enqueued at once", 0.321, "", "broker_many_amqp_vs_postgres")
-BROKER_WAL = Cost("WAL of a job by way of a broker, to one without", 0.479, "", "broker_wal_vs_postgres")
+BROKER_MANY = Cost("the same, many enqueued at once", 0.46, "", "broker_many_amqp_vs_postgres")
+BROKER_WAL = Cost("WAL of a job by way of a broker, to one without", 0.488, "", "broker_wal_vs_postgres")
 BROKER_DIRECT = Cost(
-    "server's time of a job by enqueue(direct=True), to one without a broker", 0.000278, "", "broker_direct_vs_postgres"
+    "server's time of a job by enqueue(direct=True), to one without a broker", 0.000507, "", "broker_direct_vs_postgres"
 )
-RELAY = Cost("one relay process", 14_400.0, "jobs/s", "broker_relay_per_s")
-CONSUMER = Cost("one worker process at the broker, handlers that do nothing", 5_790.0, "jobs/s", "broker_worker_per_s")
+RELAY = Cost("one relay process", 10_200.0, "jobs/s", "broker_relay_per_s")
+CONSUMER = Cost("one worker process at the broker, handlers that do nothing", 5_300.0, "jobs/s", "broker_worker_per_s")
 
 SHARE = Cost("share of the server's cores that jobs may take", 0.5, "")
 """The rest is the application's, and what keeps a peak from being felt."""
