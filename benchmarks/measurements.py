@@ -61,7 +61,7 @@ class Sizes:
     enqueue: int = 50_000
     pickups: int = 300
     sustained: float = 30.0
-    rounds: int = 30
+    rounds: int = 20
     round: int = 50_000
     ends: int = 5
     """Rounds that are the start of the horizon run, and the end of it, where claims are compared."""
