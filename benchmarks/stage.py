@@ -121,8 +121,7 @@ def staged() -> Stage:
     """Make the stage that the environment asks for.
 
     Raises:
-        SystemExit: when it asks for two.
-        RuntimeError: when there is no such Postgres here.
+        SystemExit: when it asks for two, or for one that is not here.
     """
     given, major = os.environ.get("DATABASE_URL", ""), os.environ.get("BENCH_PG")
     if given and major:
@@ -133,9 +132,18 @@ def staged() -> Stage:
 
 
 def chosen() -> Path | None:
-    """Find the Postgres that BENCH_PG names; None for the newest."""
-    major = os.environ.get("BENCH_PG")
-    return binaries(int(major)) if major else None
+    """Find the Postgres that BENCH_PG names; None for the newest.
+
+    Raises:
+        SystemExit: when there is no such Postgres here.
+    """
+    major = os.environ.get("BENCH_PG", "")
+    if major and not major.isdecimal():
+        raise SystemExit(f"BENCH_PG is {major!r}: give a major, as in BENCH_PG=15")
+    try:
+        return binaries(int(major)) if major else None
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from None
 
 
 def claims_of(log: Path, pid: int, offset: int) -> list[float]:

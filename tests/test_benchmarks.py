@@ -79,6 +79,14 @@ def test_two_servers_at_once_are_refused(monkeypatch):
         staged()
 
 
+@pytest.mark.parametrize(("major", "said"), [("3", "no PostgreSQL 3 here"), ("fifteen", "give a major")])
+def test_a_postgres_that_is_not_here_is_refused_in_a_line(monkeypatch, major, said):
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setenv("BENCH_PG", major)
+    with pytest.raises(SystemExit, match=said):
+        staged()
+
+
 def test_a_claim_takes_what_the_log_says_of_its_parts_and_others_are_left_out(tmp_path):
     (tmp_path / "log").write_text("older\n" + LOG)
     assert claims_of(tmp_path / "log", 7, len("older\n")) == pytest.approx([0.004, 0.003])
