@@ -21,7 +21,7 @@ from redrive.alerter import Alerter
 from redrive.messengers import NotSent, messengers, plain_text, slack_text
 from redrive.settings import load
 from redrive.statements import named, run
-from shell import answer, complaint, redrive
+from shell import answer, beat, complaint, redrive
 from support import wait_for
 from test_metrics import free_port
 
@@ -299,6 +299,18 @@ class TestCommand:
         rules = {line.split()[0]: line.split()[1:3] for line in shown.splitlines() if line}
         assert rules["worker"][0] == "off"
         assert rules["oldest_due"] == ["10", "min"]
+
+    def test_a_relay_that_is_missed_is_told_and_that_nobody_takes_a_kind_from_the_broker(self, db, conn, endpoint):
+        redrive(db, "route", "mail", "amqp")
+        beat(conn)
+        insert(conn, "mail", run_at="2020-01-01")
+        env = {"REDRIVE_ALERT_WEBHOOK": endpoint.url}
+        for rule in ("relay", "taker"):
+            assert redrive(db, "alerts", "check", env=env).stdout.strip() == "1 news"
+            [line] = endpoint.taken[-1]["lines"]
+            assert (line["what"], line["rule"], line["subject"]) == ("new", rule, "mail")
+            conn.execute("update redrive.alerts set began_at = now() - interval '61 s' where rule = 'taker'")
+            conn.execute("update redrive.alert_state set looked_at = now() - interval '61 s'")
 
 
 class TestMessengers:

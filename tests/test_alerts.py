@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import pytest
 from redrive import InvalidOption
 from redrive.alerts import RULES, Change, Found, Seen, compare, digest_due, judge, rules, title
 from redrive.figures import Figures
+from redrive.kinds import BROKER_WORKER, RELAY
 from redrive.stats import Depth, Sum
 
 NOW = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
@@ -69,6 +71,58 @@ def test_waits_are_found_but_not_of_what_is_paused_and_by_one_rule_each():
     assert found(seen(waits, known=("mail",), paused=frozenset({"mail"}))) == []
     assert found(seen(waits, paused=frozenset({"*"}))) == []
     assert found(seen(depth("mail", oldest_due=200.0), known=("mail",))) == []
+
+
+def process(works_as: str, *kinds: str, alive: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(name=works_as, alive=alive, silent_for=4000.0, works_as=works_as, kinds=kinds)
+
+
+ROUTED = [SimpleNamespace(kind="mail", route="amqp"), SimpleNamespace(kind="export", route="postgres")]
+RELAYED = [process(RELAY), process("worker", "export")]
+
+
+def test_what_is_routed_and_due_is_told_where_no_relay_is_alive_and_by_that_rule_alone():
+    holding = rules(["-taker"])
+    late = seen(depth("mail", oldest_due=420.0), depth("export", oldest_due=90.0), known=("export",), kinds=ROUTED)
+
+    def told(*workers: Any, **more: Any) -> list[tuple[str, str]]:
+        return found(replace(late, workers=workers, **more), **holding)
+
+    alone = process("worker", "export")
+    assert told(alone, process(RELAY, alive=False)) == [("relay", "mail")]
+    assert told(process(BROKER_WORKER, "mail")) == [("relay", "mail")]
+    assert told(*RELAYED) == [("unknown", "mail")]
+    assert told() == [("unknown", "mail")], "nothing is alive: they come from cron"
+    assert told(alone, paused=frozenset({"mail"})) == []
+    assert told(alone, kinds=ROUTED[1:]) == [("unknown", "mail")]
+    lonely = replace(late, workers=[alone])
+    assert found(lonely, **rules(["-taker", "-relay"])) == [("unknown", "mail")], "a rule that is off hides nothing"
+    [each] = judge(lonely, holding, {})
+    assert each.text.startswith("kind mail is due for 7 min; it goes over the broker, and no relay is alive: start")
+
+
+def test_a_routed_kind_that_nobody_takes_from_the_broker_is_told_once_that_has_lasted():
+    """Nothing need be due for it, and between two workers of a deploy nobody takes it for a moment."""
+
+    def look(seconds: float, before: Any, *more: Any) -> Any:
+        now = NOW + timedelta(seconds=seconds)
+        what = replace(seen(kinds=ROUTED, workers=[*RELAYED, *more]), now=now)
+        return compare(judge(what, dict(RULES), before), before, now)
+
+    first = look(0, {})
+    assert (first.changes, [row["subject"] for row in first.keep]) == ([], ["mail"])
+    second = look(30, known(first))
+    assert second.changes == []
+    third = look(61, known(second))
+    [told] = third.changes
+    assert (told.what, told.rule, told.began_at) == ("new", "taker", NOW)
+    assert told.text.startswith("kind mail goes over the broker, and no live worker takes it from there: start")
+    assert look(9000, known(third)).changes == []
+    there = process(BROKER_WORKER, "mail")
+    over = look(150, known(look(120, known(third), there)), there)
+    assert [change.what for change in over.changes] == ["over"]
+    gone = look(90, known(look(60, known(second), there)), there)
+    assert (gone.changes, gone.over) == ([], [("taker", "mail")]), "what was never told is not told to be over"
 
 
 def test_a_share_of_deaths_needs_some_deaths():

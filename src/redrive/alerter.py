@@ -162,6 +162,7 @@ async def read(ask: Ask, settings: Settings, after: int | None) -> tuple[Seen, i
         holders=await ask(named("desk_horizon", schema)),
         breakers=await Breakers(desk).list_async(),
         now=(await ask(named("alert_state", schema)))[0].now,
+        kinds=held,
         paused=frozenset(row.kind for row in held if row.paused),
     )
     last = max((row.last for row in deaths), default=after)

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from redrive.errors import InvalidOption
+from redrive.kinds import NO_RELAY, NO_TAKER, relayed, untaken
 from redrive.masking import mask_text
 from redrive.settings import seconds
+from redrive.sql import AMQP
 from redrive.words import jobs, number, one_line, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from redrive.figures import Figures
+    from redrive.kinds import Kind
     from redrive.settings import Settings
     from redrive.stats import Sum
 
@@ -64,6 +67,8 @@ RULES = {
         Rule(name="dead_rate", about="share of the jobs of a kind that died within 15 minutes", limit=0.1, unit="%"),
         Rule(name="oldest_due", about="how long the oldest due job of a kind waits", limit=300.0, unit="s"),
         Rule(name="unknown", about="a kind is due and no living worker knows it, for", limit=60.0, unit="s"),
+        Rule(name="relay", about="a routed kind is due and no relay is alive, for", limit=60.0, unit="s"),
+        Rule(name="taker", about="no living worker takes a routed kind from the broker, for", limit=60.0, unit="s"),
         Rule(name="schedule", about="a schedule is late by, or can't be planned", limit=90.0, unit="s"),
         Rule(name="breaker", about="a service is taken to be down, and its jobs wait, for", limit=60.0, unit="s"),
         Rule(name="worker", about="a worker fell silent without a goodbye", limit=None, silent_end=True),
@@ -118,7 +123,7 @@ class Found:
     """What it is about: a kind, a schedule, a worker."""
     text: str
     value: float
-    """How bad it is."""
+    """How bad it is; 0 while it is only remembered since when, and not told yet."""
     link: str = ""
     """Where at the desk, below its address."""
 
@@ -136,12 +141,15 @@ class Seen:
     workers: Sequence[Any] = ()
     holders: Sequence[Any] = ()
     breakers: Sequence[Any] = ()
+    kinds: Sequence[Kind] = ()
+    """Those for which something is set."""
     paused: frozenset[str] = frozenset()
 
 
 def judge(seen: Seen, holding: dict[str, Rule], before: dict[tuple[str, str], Any]) -> list[Found]:
     """Say what the rules find; *before* is what is known by rule and subject."""
-    found = [*_deaths(seen, before), *_rates(seen, holding), *_waits(seen, holding), *_others(seen, holding)]
+    found = [*_deaths(seen, before), *_rates(seen, holding), *_waits(seen, holding)]
+    found += [*_untaken(seen, holding, before), *_others(seen, holding)]
     return [each for each in found if each.rule in holding]
 
 
@@ -157,7 +165,7 @@ def _deaths(seen: Seen, before: dict[tuple[str, str], Any]) -> Iterable[Found]:
         text = f"{jobs(depth.dead, 'dead')}{more} of kind {depth.kind}" + (
             f", {number(new)} of them new" if new else ""
         )
-        yield Found(rule="died", subject=depth.kind, text=text, value=value, link=_letters(depth.kind))
+        yield Found(rule="died", subject=depth.kind, text=text, value=value, link=_dead(depth.kind))
 
 
 def _rates(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
@@ -167,7 +175,7 @@ def _rates(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
         if row.died >= FEWEST and rule is not None and share >= (rule.limit or 0.0):
             counts = f"{number(row.died)} of {number(row.ended)}"
             text = f"{share:.0%} of the jobs of kind {row.kind} died within 15 minutes, {counts}"
-            yield Found(rule="dead_rate", subject=row.kind, text=text, value=share, link=_letters(row.kind))
+            yield Found(rule="dead_rate", subject=row.kind, text=text, value=share, link=_dead(row.kind))
 
 
 def _waits(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
@@ -175,17 +183,32 @@ def _waits(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
     # A breaker is what there is to know of its kind, also while the backlog goes out; a rule that is off hides nothing.
     whole = (row for row in seen.breakers if row.state != "closed" and not row.target)
     held = {row.kind for row in whole} if "breaker" in holding else set()
+    # Where nothing is alive they come from cron, the relay as well, and may be between two runs.
+    missed = any(row.alive for row in seen.workers) and not relayed(seen.workers) and "relay" in holding
+    unsent = {row.kind for row in seen.kinds if row.route == AMQP} if missed else set()
     for depth in seen.figures.depths:
         age, kind = depth.oldest_due or 0.0, depth.kind
         if not age or seen.paused & {kind, "*"} or kind in held:
             continue
-        if kind in unknown:
+        if kind in unsent:
+            name, text = "relay", f"kind {kind} is due for {span(age)}; it {NO_RELAY}"
+        elif kind in unknown:
             name, text = "unknown", f"kind {kind} is due for {span(age)} and no living worker knows it"
         else:
             name, text = "oldest_due", f"the oldest job of kind {kind} is due for {span(age)}"
         rule = holding.get(name)
         if rule is not None and age > (rule.limit or 0.0):
             yield Found(rule=name, subject=kind, text=text, value=age, link=_search("status:due", kind))
+
+
+def _untaken(seen: Seen, holding: dict[str, Rule], before: dict[tuple[str, str], Any]) -> Iterable[Found]:
+    """Find what nobody takes from the broker; no row says since when, so that is since a look first found it."""
+    rule = holding.get("taker")
+    for kind in untaken(seen.kinds, seen.workers) if rule is not None else ():
+        known = before.get(("taker", kind))
+        age = (seen.now - known.began_at).total_seconds() if known is not None else 0.0
+        value = 1.0 if rule is not None and age > (rule.limit or 0.0) else 0.0
+        yield Found(rule="taker", subject=kind, text=f"kind {kind} {NO_TAKER}", value=value, link="/workers")
 
 
 def _others(seen: Seen, holding: dict[str, Rule]) -> Iterable[Found]:
@@ -223,7 +246,7 @@ def _search(what: str, kind: str) -> str:
     return "/jobs?q=" + quote(f'{what} kind:"{text}"')
 
 
-def _letters(kind: str) -> str:
+def _dead(kind: str) -> str:
     from urllib.parse import quote  # noqa: PLC0415 - of the standard library, for links alone
 
     return "/dead?kind=" + quote(kind, safe="")
@@ -261,7 +284,8 @@ def compare(found: Iterable[Found], before: dict[tuple[str, str], Any], now: dat
     for key, each in there.items():
         known = before.get(key)
         worse = known is not None and each.value > known.told_value * (1 + 1e-9)
-        tell = "new" if known is None else "worse" if worse and _much(each, known, now) else ""
+        untold = known is None or not known.told_value
+        tell = "" if not each.value else "new" if untold else "worse" if worse and _much(each, known, now) else ""
         began = now if known is None else known.began_at
         if tell:
             said = vars(each)
@@ -286,7 +310,7 @@ def compare(found: Iterable[Found], before: dict[tuple[str, str], Any], now: dat
             continue
         news.over.append(key)
         rule = RULES.get(known.rule)
-        if rule is not None and not rule.silent_end:
+        if rule is not None and not rule.silent_end and known.told_value:
             text = f"recovered after {span((now - known.began_at).total_seconds())}: {known.text}"
             over = {"rule": known.rule, "subject": known.subject, "value": 0.0, "began_at": known.began_at}
             news.changes.append(Change(what="over", text=text, **over))
