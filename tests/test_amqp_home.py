@@ -17,6 +17,7 @@ from redrive.amqp.parcel import Parcel, of_home, opened
 from redrive.job import Holder
 from redrive.sql import BROKER
 from redrive.statements import named, run
+from shell import answer
 from support import wait_for
 from support_engine import Running, states
 
@@ -184,8 +185,7 @@ def test_no_vigil_outlives_its_worker(db, conn):
     assert worker.visits._vigil is None
 
 
-def test_a_job_with_a_row_whose_message_was_thrown_away_is_sent_again_once_it_is_pending(conn, db, vhost):
-    """As the page tells."""
+def test_a_job_with_a_row_whose_message_was_thrown_away_is_sent_again_by_requeue(conn, db, vhost):
     queue, ran = Queue(db, broker_url=vhost, poll=0.5), []
     queue.kinds.route("mail", "amqp", by="ada")
 
@@ -197,10 +197,7 @@ def test_a_job_with_a_row_whose_message_was_thrown_away_is_sent_again_once_it_is
     asyncio.run(queue.relay().run(once=True))
     asyncio.run(purge(vhost, queue_name("redrive", "mail")))
     assert row(conn) == ("running", 1, BROKER)
-    conn.execute(
-        "update redrive.jobs set status = 'pending', locked_by = null "
-        "where status = 'running' and locked_by = 'amqp broker' and kind = 'mail'"
-    )
+    assert answer(db, "requeue", "--at-broker", 1)["ids"] == [1]
     with Inside(queue.relay(), queue.worker(broker=vhost)):
         wait_for(lambda: states(conn) == {"succeeded": 1}, 30)
     queue.close()

@@ -11,6 +11,7 @@ import pytest
 
 from engine import Inside
 from redrive import Queue
+from redrive.sql import BROKER
 from shell import answer, complaint, insert, process, redrive
 from support import wait_for
 
@@ -36,6 +37,72 @@ def working(db):
 
 def columns(conn, names, job=1):
     return conn.execute(f"select {names} from redrive.jobs where id = %s", [job]).fetchone()
+
+
+class TestAtBroker:
+    """Jobs that keep their row while they are at a broker, where somebody has purged a queue."""
+
+    @pytest.fixture
+    def sent(self, conn):
+        """One of an hour ago, one of just now, one of another kind, one that a worker has, and a dead one."""
+        for kind, age, holder in (("mail", 1, BROKER), ("mail", 0, BROKER), ("fax", 1, BROKER), ("mail", 1, "w")):
+            row = {"status": "running", "attempts": 5, "claims": 6, "locked_by": holder, "key": f"{kind}{age}{holder}"}
+            [job] = insert(conn, kind, **row)
+            conn.execute("update redrive.jobs set locked_at = now() - %s * interval '1 hour' where id = %s", [age, job])
+        insert(conn, "mail", status="dead")
+
+    def test_those_that_went_there_a_while_ago_go_back_as_if_they_had_not(self, db, conn, sent):
+        words = ["requeue", "--at-broker", "--kind", "mail", "--by", "ada", "--reason", "purged"]
+        rehearsed = redrive(db, *words, "--dry-run")
+        assert rehearsed.stdout == "1 job at the broker found: 1\n"
+        assert rehearsed.stderr.startswith("note: a job whose message is at the broker after all")
+        assert redrive(db, *words).stdout.endswith("found: 1\n1 sent back, 0 skipped because their state changed\n")
+        kept = columns(conn, "status, attempts, claims, key, locked_by, locked_at, run_at > now() - interval '1 min'")
+        assert kept == ("pending", 4, 6, f"mail1{BROKER}", None, None, True)
+        states = [status for (status,) in conn.execute("select status from redrive.jobs order by id")]
+        assert states == ["pending", "running", "running", "running", "dead"]
+        [act] = answer(db, "audit")["acts"]
+        assert (act["action"], act["by"], act["reason"], act["moved"]) == ("requeue", "ada", "purged", 1)
+        assert (act["filter"]["at"], act["filter"]["kind"]) == ("broker", "mail")
+        assert answer(db, *words)["ids"] == [], "it moves once"
+        assert redrive(db, *words).stderr == ""
+
+    def test_ids_are_taken_whenever_they_went_and_those_that_are_not_there_are_named(self, db, conn, sent):
+        result = redrive(db, "requeue", "--at-broker", 2, 4, 5, 9, code=1)
+        assert result.stderr.startswith("job 4 is running\njob 5 is dead\njob 9 is not there\nnote: ")
+        assert "found: 2\n1 sent back" in result.stdout
+        assert answer(db, "requeue", "--at-broker", "--all", "--until", "30m")["ids"] == [1, 3]
+
+    def test_what_was_to_be_cancelled_ends_instead(self, db, conn, sent):
+        redrive(db, "cancel", 1)
+        redrive(db, "requeue", "--at-broker", 1)
+        [ended] = conn.execute("select status, key, last_error from redrive.jobs where id = 1").fetchall()
+        assert ended == ("failed", None, "cancelled; its message was gone from the broker")
+
+    def test_many_are_one_act(self, db, conn):
+        insert(conn, "mail", 2500, status="running", locked_by=BROKER, locked_at="2020-01-01")
+        assert answer(db, "requeue", "--at-broker", "--kind", "mail")["requeued"] == 2500
+        assert [act["moved"] for act in answer(db, "audit")["acts"]] == [2500]
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            ["--group", "mail:a"],
+            ["--since", "1h"],
+            ["--status", "dead"],
+            ["--canary"],
+            ["--rate", "1/s"],
+            ["--set", "a=1"],
+            ["--error", "x"],
+            ["--payload", "a=1"],
+        ],
+        ids=" ".join,
+    )
+    def test_it_goes_with_no_other_filter_or_way(self, db, more):
+        assert "--at-broker goes with ids" in complaint(redrive(db, "requeue", "--at-broker", 1, *more, code=2))
+
+    def test_nothing_said_is_not_all(self, db, conn, sent):
+        assert "--all for all of them" in complaint(redrive(db, "requeue", "--at-broker", code=2))
 
 
 class TestOverTime:

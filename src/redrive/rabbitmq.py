@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from redrive.amqp import management
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
 TIMEOUT = 5.0
 SETTLED = 600.0
 """Seconds after which what a job's row says and what is in its queues must agree."""
-GONE = (
-    "did somebody purge a queue, or does a policy throw messages away? Once they are pending they are sent again: "
-    "see `When something is wrong` in docs/broker.md"
-)
 
 
 def check(patient: Patient) -> None:
@@ -59,7 +56,9 @@ def _vanished(patient: Patient, now: Broker) -> None:
         there = now.of(row.kind)
         if there is None or not there.messages:
             what = f"{counted(row.jobs, 'job')} of kind {row.kind} went to the broker, the first {span(row.age)} ago"
-            patient.bad(f"{what}, and nothing of it is there", GONE, kind=row.kind, jobs=row.jobs)
+            why = "was a queue purged, or does a policy throw messages away?"
+            remedy = f"redrive requeue --at-broker --kind {quote(row.kind)}"
+            patient.bad(f"{what}, and nothing of it is there: {why}", remedy, kind=row.kind, jobs=row.jobs)
 
 
 def _relays(patient: Patient, routed: set[str], workers: list[Any]) -> None:

@@ -18,6 +18,7 @@ from redrive.cli.exits import PROBLEM, Misused, Trouble
 from redrive.cli.kinds import Rate
 from redrive.cli.mend import JobId, ask, bar, certain, ended, preview, rehearsal, strays
 from redrive.cli.options import application, as_json, database, examples, signed
+from redrive.cli.resend import again
 from redrive.cli.session import Session, session
 from redrive.cli.times import When, before
 
@@ -55,6 +56,7 @@ class Pair(click.ParamType[tuple[str, Any]]):
         "redrive requeue --kind send_email --payload to=ada@example.com --since 2h --yes",
         "redrive requeue 42 --set to=ada@example.com        # with another payload",
         "redrive requeue --status failed --kind export      # cancelled and discarded ones",
+        "redrive requeue --at-broker --kind send_email      # whose messages were purged at the broker",
     ),
 )
 @click.argument("ids", nargs=-1, type=JobId())
@@ -65,6 +67,12 @@ class Pair(click.ParamType[tuple[str, Any]]):
 @click.option("--since", type=When(), metavar="TIME", help="Jobs that ended since: 2h, 7d, 2030-01-31T09:00Z.")
 @click.option("--until", type=When(), metavar="TIME", help="Jobs that ended before.")
 @click.option("--status", type=click.Choice(["dead", "failed"]), multiple=True, help="In which state (default: dead).")
+@click.option(
+    "--at-broker",
+    is_flag=True,
+    help="Jobs whose rows say that they are at a broker: their messages are gone, so send them again. With ids, --kind "
+    "and --until: those that went there before (default: 10m, without ids).",
+)
 @click.option("--all", "everything", is_flag=True, help="All of them, without any filter.")
 @click.option("--canary", is_flag=True, help="Send one, and the others only if it succeeds at its first try.")
 @click.option(
@@ -93,6 +101,7 @@ def requeue(
     since: Any,
     until: Any,
     status: tuple[str, ...],
+    at_broker: bool,
     everything: bool,
     canary: bool,
     rate: float | None,
@@ -112,6 +121,9 @@ def requeue(
     Say which: by IDS, or by filters, which must all match. Safe while workers run, and while somebody else does the
     same: each job moves once. With --canary or --rate it is the workers who send them, and what you see is how far they
     are: it goes on when you leave. Who did it, and why, stands in `redrive audit`.
+
+    With --at-broker it is jobs that keep their row while they are at a broker, where somebody has purged their queue:
+    `redrive doctor` finds them. Their tries stay as they are. One whose message is there after all is run twice.
     """
     filters |= {"ids": ids or None, "payload": dict(payload) or None, "group": group, "since": since, "until": until}
     if not (everything or any(filters.values())):
@@ -122,6 +134,13 @@ def requeue(
     if detach and not over_time:
         raise click.UsageError("--detach goes with --canary or --rate: without these it is done at once")
     signature = {"by": by, "reason": reason}
+    if at_broker:
+        _demand_alone(filters | {"status": status, "way": over_time or sets or edit or payload_file is not None})
+        how: dict[str, Any] = {"kind": filters["kind"], "until": until, "dry_run": dry_run, "yes": yes}
+        with session(database_url, schema) as now:
+            answer = again(now, ids, as_json=as_json, **how, by=by, reason=reason)
+        _tell(answer, as_json=as_json)
+        return
     if sets or payload_file is not None or edit:
         if len(ids) != 1 or over_time or dry_run or sum(map(bool, filters.values())) > 1:
             raise click.UsageError(
@@ -147,8 +166,11 @@ def requeue(
             moved = _at_once(now, which, found.jobs, **signature)
     answer = {"matched": found.jobs, "requeued": len(moved), "skipped": 0, "dry_run": dry_run}
     _tell({**answer, "ids": moved, "sample": found.sample, "not_requeued": missing}, as_json=as_json)
-    if missing:
-        raise click.exceptions.Exit(PROBLEM)
+
+
+def _demand_alone(given: dict[str, Any]) -> None:
+    if any(value for name, value in given.items() if name not in ("ids", "kind", "until")):
+        raise click.UsageError("--at-broker goes with ids, --kind, --until or --all, and with no other filter or way")
 
 
 def _tell(answer: dict[str, Any], *, as_json: bool) -> None:
@@ -159,6 +181,8 @@ def _tell(answer: dict[str, Any], *, as_json: bool) -> None:
     elif not answer["dry_run"]:
         moved = screen.number(answer["requeued"])
         click.echo(f"{moved} sent back, {answer['skipped']} skipped because their state changed")
+    if answer["not_requeued"]:
+        raise click.exceptions.Exit(PROBLEM)
 
 
 def _which(now: Session, given: dict[str, Any], statuses: tuple[str, ...]) -> Ended:

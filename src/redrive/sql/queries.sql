@@ -2111,6 +2111,44 @@ FROM (
 ) j
 GROUP BY kind ORDER BY kind
 
+-- name: at_broker
+-- Of jobs that keep their row while they are at the broker, those that are meant, with a sample.
+SELECT count(*) AS jobs, (array_agg(id ORDER BY id))[1:10] AS sample, array_agg(DISTINCT kind) AS kinds
+FROM {jobs}
+WHERE status = 'running' AND locked_by = {broker} AND locked_at <= %(until)s::timestamptz
+  AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+
+-- name: send_again
+-- Those go back to wait as if they had not been sent: the try that nobody made is given back, key and deadline stay. The
+-- claim is not given back. So a message that is there after all is of an earlier claim: it is run, and what comes of it
+-- counts for nothing. A row that a worker is about to bring home is locked, and is not the broker's any more.
+WITH chosen AS MATERIALIZED (
+    SELECT id, cancel_requested_at IS NOT NULL OR superseded AS unwanted FROM {jobs}
+    WHERE status = 'running' AND locked_by = {broker} AND locked_at <= %(until)s::timestamptz
+      AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s)) AND (%(kind)s::text IS NULL OR kind = %(kind)s)
+    ORDER BY id
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+), sent AS (
+    UPDATE {jobs} AS j
+    SET status = CASE WHEN c.unwanted THEN 'failed' ELSE 'pending' END,
+        attempts = greatest(j.attempts, 1) - 1, run_at = {clock}(),
+        key = CASE WHEN c.unwanted THEN NULL ELSE j.key END,
+        last_error = CASE WHEN c.unwanted THEN 'cancelled; its message was gone from the broker' ELSE j.last_error END,
+        locked_at = NULL, locked_by = NULL, updated_at = {clock}()
+    FROM chosen c
+    WHERE j.id = c.id
+    RETURNING j.id
+), opened AS (
+    INSERT INTO {audit} (at, by, action, filter, reason, moved)
+    SELECT {clock}(), %(who)s::text, 'requeue', %(filter)s::text::jsonb, %(why)s::text, (SELECT count(*) FROM sent)
+    WHERE %(act)s::bigint IS NULL AND EXISTS (SELECT FROM sent)
+    RETURNING id
+), counted AS (
+    UPDATE {audit} SET moved = moved + (SELECT count(*) FROM sent) WHERE id = %(act)s RETURNING id
+)
+SELECT s.id, coalesce((SELECT id FROM opened), (SELECT id FROM counted)) AS act FROM sent s ORDER BY s.id
+
 -- name: oldest_due
 -- The oldest due job of each kind that has any, one probe a kind and priority (a loose index scan, as in survey_lanes).
 WITH RECURSIVE found AS (
