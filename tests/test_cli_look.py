@@ -372,3 +372,15 @@ def test_where_kinds_go_over_the_broker_a_job_without_a_row_may_be_there(db):
     assert cancelled == f"job 77 is not there\nnote: {sought}; what is at the broker can't be cancelled any more\n"
     redrive(db, "route", "mail", "postgres")
     assert redrive(db, "cancel", 77, code=1).stderr == "job 77 is not there\n"
+
+
+def test_a_job_that_went_straight_to_the_broker_may_be_there_though_no_kind_is_routed(db, conn):
+    nowhere = "there is no job 77 in schema redrive; `redrive jobs` lists those that there are"
+    assert complaint(redrive(db, "show", 77, code=1)) == nowhere
+    env = {"REDRIVE_BROKER_URL": "amqp://127.0.0.1:1/"}
+    said = complaint(redrive(db, "show", 77, code=1, env=env))
+    assert "; jobs may go straight to the broker: it may be there, or have succeeded from there without a row" in said
+    beat(conn, "box:1:abcdef", kinds=["resize"])
+    assert complaint(redrive(db, "show", 77, code=1)) == nowhere
+    beat(conn, "box:2:abcdef", kinds=["resize"], listener_pid=0)
+    assert "; jobs of resize go over the broker: it may be there" in complaint(redrive(db, "show", 77, code=1))

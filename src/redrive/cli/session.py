@@ -49,16 +49,20 @@ class Session:
         return persistent(self.conn, replace(statement, binary=True, loaders=()))
 
     def elsewhere(self) -> str:
-        """Say where a job may be that the table does not have; empty where nothing goes over a broker."""
+        """Say where a job may be that the table does not have; empty where no broker is used, nor was within a day."""
+        from redrive import store
+        from redrive.kinds import BROKER_WORKER
         from redrive.sql import AMQP
         from redrive.words import several
 
-        sent = [row.kind for row in self.queue.kinds.list(connection=self.conn) if row.route == AMQP]
-        if not sent:
+        sent = {row.kind for row in self.queue.kinds.list(connection=self.conn) if row.route == AMQP}
+        # What is enqueued with direct=True needs no route.
+        workers = self.ask(store.workers(self.schema))
+        sent |= {kind for row in workers if row.works_as == BROKER_WORKER for kind in row.kinds}
+        if not sent and not self.queue.settings.broker_url:
             return ""
-        return (
-            f"jobs of {several(sent)} go over the broker: it may be there, or have succeeded from there without a row"
-        )
+        said = f"jobs of {several(sorted(sent))} go over the broker" if sent else "jobs may go straight to the broker"
+        return f"{said}: it may be there, or have succeeded from there without a row"
 
     def missing(self, job_id: int) -> Trouble:
         """Make the error for a job that the table does not have."""
