@@ -65,6 +65,24 @@ def test_what_is_set_is_told_with_its_reason(db):
     assert resumed.stdout.strip() == "mail resumed, by ada: it is up"
 
 
+def test_who_limited_and_routed_a_kind_is_listed_with_since_when_and_why(db, conn):
+    redrive(db, "limit", "mail", "--rate", "1/m", "--by", "eve")
+    redrive(db, "limit", "mail", "--rate", "7/m", "--reason", "they asked", "--by", "ada")
+    redrive(db, "route", "mail", "amqp", "--reason", "outgrown", "--by", "bob")
+    redrive(db, "limit", "fax", "--running", 2)
+    conn.execute("update redrive.audit set at = now() - interval '3 days' where action = 'limit'")
+    [mail] = [line for line in redrive(db, "kinds").stdout.splitlines() if line.startswith("mail")]
+    assert mail.endswith("limited 3 d ago by ada: they asked; routed now by bob: outgrown")
+    told = {row["kind"]: row for row in answer(db, "kinds")}
+    assert [told["mail"][f"limited_{what}"] for what in ("by", "reason")] == ["ada", "they asked"]
+    assert [told["mail"][f"routed_{what}"] for what in ("by", "reason")] == ["bob", "outgrown"]
+    assert (told["fax"]["limited_at"] is not None, told["fax"]["routed_at"]) == (True, None)
+    conn.execute("update redrive.kinds set running_most = 3 where kind = 'fax'")
+    redrive(db, "limit", "mail", "--none")
+    told = {row["kind"]: row for row in answer(db, "kinds")}
+    assert (told["fax"]["limited_by"], told["mail"]["limited_by"]) == (None, None), "that stands no more"
+
+
 def test_that_a_breaker_holds_a_kind_is_told(db):
     """A person on call looks here first, and found nothing."""
     redrive(db, "breakers", "open", "mail", "--reason", "they are down", "--by", "ada")

@@ -12,7 +12,7 @@ from redrive.cli.breakers import COLOURS, in_words, record
 from redrive.cli.exits import PROBLEM
 from redrive.cli.options import as_json, because, database, examples, operator, signed
 from redrive.cli.screen import Cell
-from redrive.cli.session import session
+from redrive.cli.session import Session, session
 from redrive.cli.times import When, after
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 MOST_TOLD = 3
 """Breakers of a kind that are told of in its line."""
+_LIMITS = ("running_most", "rate", "burst", "lane_running_most", "lane_rate", "lane_burst")
+_DONE = {"limit": "limited", "route": "routed"}
+"""Acts on a kind that the audit alone tells of."""
 _PER = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _ALSO = {"": "s", "min": "m"}  # as the desk writes it
 
@@ -159,13 +162,19 @@ def limit(
 @as_json
 @database
 def kinds(*, database_url: str | None, schema: str | None, as_json: bool) -> None:
-    """List the kinds that are paused, limited, held by a breaker or over a broker, and why; and how much may run."""
+    """List the kinds that are paused, limited, held by a breaker or over a broker, since when, by whom and why."""
     with session(database_url, schema) as now:
         rows = now.queue.kinds.list(broken=True, connection=now.conn)
         breakers = now.queue.breakers.list(connection=now.conn)
+        acts = _acts(now, rows)
     held = {row.kind: [each for each in breakers if each.kind == row.kind] for row in rows}
     if as_json:
-        screen.document([{**vars(row), "breakers": [record(each) for each in held[row.kind]]} for row in rows])
+        screen.document(
+            [
+                {**vars(row), **_signed(acts, row.kind), "breakers": [record(each) for each in held[row.kind]]}
+                for row in rows
+            ]
+        )
         return
     if not rows:
         screen.note("no kind is paused, limited, held or routed")
@@ -176,7 +185,7 @@ def kinds(*, database_url: str | None, schema: str | None, as_json: bool) -> Non
             _state(row, held[row.kind]),
             str(row.running),
             _limits(row),
-            _remark(row, held[row.kind], now.now),
+            _remark(row, held[row.kind], acts, now.now),
         ]
         for row in rows
     ]
@@ -192,8 +201,40 @@ def _state(row: Kind, breakers: list[State]) -> Cell:
     return Cell(", ".join(said), "yellow" if row.paused else COLOURS["open"] if "open" in states else "")
 
 
-def _remark(row: Kind, breakers: list[State], now: datetime) -> str:
-    said = [_why(row, now)] * row.paused + [in_words(each, now) for each in breakers[:MOST_TOLD]]
+def _acts(now: Session, rows: list[Kind]) -> dict[tuple[str, str], Any]:
+    """Find who has limited and routed these kinds, as the audit tells; what was written by hand since is nobody's."""
+    from redrive.cli.curtain import text
+    from redrive.sql import POSTGRES
+    from redrive.statements import named
+
+    stands: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        limits = {name: getattr(row, name) for name in _LIMITS if getattr(row, name) is not None}
+        stands |= {(row.kind, "limit"): limits} if row.limited else {}
+        stands |= {(row.kind, "route"): {"route": row.route}} if row.route != POSTGRES else {}
+    if not stands:
+        return {}
+    found = now.ask(named("acts_on_kinds", now.schema, kinds=[kind for kind, _ in stands]))
+    told = {(act.kind, act.action): act._replace(reason=text(act.reason)) for act in found}
+    return {key: act for key, act in told.items() if act.after == stands.get(key)}
+
+
+def _signed(acts: dict[tuple[str, str], Any], kind: str) -> dict[str, Any]:
+    """Give who has limited and who has routed a kind, when and why, in the way of its pause."""
+    return {
+        f"{done}_{name}": getattr(acts.get((kind, action)), name, None)
+        for action, done in _DONE.items()
+        for name in ("at", "by", "reason")
+    }
+
+
+def _remark(row: Kind, breakers: list[State], acts: dict[tuple[str, str], Any], now: datetime) -> str:
+    said = [_why(row, now)] * row.paused
+    for action, done in _DONE.items():
+        if (act := acts.get((row.kind, action))) is not None:
+            by, why = f" by {act.by}" if act.by else "", f": {act.reason}" if act.reason else ""
+            said.append(f"{done} {screen.ago(act.at, now)}{by}{why}")
+    said += [in_words(each, now) for each in breakers[:MOST_TOLD]]
     if breakers[MOST_TOLD:]:
         said.append(f"{len(breakers) - MOST_TOLD} more, see `redrive breakers list`")
     return "; ".join(said)

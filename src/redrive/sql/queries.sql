@@ -1243,6 +1243,13 @@ WHERE (paused_at IS NOT NULL OR num_nonnulls(running_most, rate, lane_running_mo
   AND (%(kind)s::text IS NULL OR kind = %(kind)s::text)
 ORDER BY kind
 
+-- name: acts_on_kinds
+-- Who limited and who routed these kinds last, as far as the newest acts tell: there is no index for it.
+SELECT DISTINCT ON (filter ->> 'kind', action) filter ->> 'kind' AS kind, action, at, by, reason, after
+FROM (SELECT * FROM {audit} ORDER BY id DESC LIMIT 10000) newest
+WHERE action IN ('limit', 'route') AND filter ->> 'kind' = ANY(%(kinds)s::text[])
+ORDER BY filter ->> 'kind', action, id DESC
+
 -- name: open_batch
 INSERT INTO {batches} (name, follower, created_at) VALUES (%(name)s::text, %(follower)s::text::jsonb, {clock}()) RETURNING id
 
