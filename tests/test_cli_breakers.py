@@ -44,6 +44,22 @@ def test_jobs_that_their_own_try_has_put_off_are_counted_with_those_that_wait(db
     assert header.split()[4:6] == ["WAITING", "DUE"]
 
 
+def test_what_its_own_try_has_put_off_is_told_where_a_breaker_is_closed(db, conn):
+    """`--at-once` lets all go, and somebody looked for the rest."""
+    for lane, hours, claims in (("acme", 1, 1), ("other", 2, 3), ("acme", -1, 1), ("acme", 9, 0)):
+        [job] = insert(conn, "mail", lane=lane, claims=claims)
+        conn.execute("update redrive.jobs set run_at = now() + %s * interval '1 hour' where id = %s", [hours, job])
+    for name in (["mail"], ["mail", "acme"], ["fax"]):
+        redrive(db, "breakers", "open", *name)
+    done = redrive(db, "breakers", "close", "mail", "--at-once")
+    assert done.stdout == "mail: closed\n"
+    assert "2 jobs wait for the time to which their own tries have put them off, the last until" in done.stderr
+    assert "(in 2 h)" in done.stderr
+    target = answer(db, "breakers", "close", "mail", "acme")
+    assert (target["put_off"], target["put_off_until"] is not None) == (1, True)
+    assert redrive(db, "breakers", "close", "fax", "--at-once").stderr == ""
+
+
 def test_how_long_a_kind_has_been_held_is_told_in_plain_words(db, conn):
     redrive(db, "breakers", "open", "mail", "--reason", "maintenance", "--by", "ada")
     conn.execute("update redrive.breakers set opened_at = now() - interval '10 min'")

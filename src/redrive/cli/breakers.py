@@ -12,7 +12,7 @@ from redrive.cli.exits import PROBLEM
 from redrive.cli.options import as_json, database, examples, operator
 from redrive.cli.screen import Cell
 from redrive.cli.session import Session, session
-from redrive.words import several
+from redrive.words import counted, several
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -129,7 +129,7 @@ def open_(
 )
 @click.argument("kind")
 @click.argument("target", default="")
-@click.option("--at-once", is_flag=True, help="Let all go now, whatever that does to the service.")
+@click.option("--at-once", is_flag=True, help="Let all that it holds go now, whatever that does to the service.")
 @click.option("--by", metavar="TEXT", help="Who (default: the user of the shell).")
 @click.option("--reason", default="", metavar="TEXT", help="Why; kept in the audit.")
 @as_json
@@ -145,22 +145,40 @@ def close(
     schema: str | None,
     as_json: bool,
 ) -> None:
-    """Let the jobs go that a breaker holds, at a rising rate. Exit code 1 where it was not open."""
+    """Let the jobs go that a breaker holds, at a rising rate. Exit code 1 where it was not open.
+
+    A job that its own try has put off, as the service asked for or by its back-off, waits for its time all the same.
+    """
+    from redrive.breakers import MOST_COUNTED
+    from redrive.statements import named
+
     with session(database_url, schema) as now:
         row = now.queue.breakers.close(
             kind, target, by=by or operator(), reason=reason, at_once=at_once, connection=now.conn
         )
-        hint = "" if row is not None else _instead(now, kind, target)
+        [late] = now.ask(named("put_off", now.schema, kind=kind, target=target, most=MOST_COUNTED))
+        hint = _instead(now, kind, target) if row is None else _put_off(late, now.now) if late.jobs else ""
     if as_json:
-        screen.document(None if row is None else record(row))
+        screen.document(None if row is None else record(row) | {"put_off": late.jobs, "put_off_until": late.until})
     elif row is not None:
         rate = "" if row.rate is None else f", {row.rate:.3g}/s to begin with"
         click.echo(screen.one_line(f"{row.name}: {row.state}{rate if row.state == 'closing' else ''}"))
     else:
         click.echo(screen.one_line(f"{f'{kind} {target}'.strip()}: not open"))
-    if row is None:
+    if hint:
         screen.note(screen.one_line(f"note: {hint}"))
+    if row is None:
         raise click.exceptions.Exit(PROBLEM)
+
+
+def _put_off(late: Any, now: datetime) -> str:
+    """Say which jobs don't go yet, though nothing holds them any more."""
+    from redrive.breakers import MOST_COUNTED
+
+    one = "job waits for the time to which its own try has put it off"
+    many = "jobs wait for the time to which their own tries have put them off"
+    said = counted(late.jobs, one, many, more=late.jobs >= MOST_COUNTED)
+    return f"{said}, the last until {screen.moment(late.until, now)}; the desk's `Run now` hurries them"
 
 
 def _instead(now: Session, kind: str, target: str) -> str:

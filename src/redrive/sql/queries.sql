@@ -1480,6 +1480,17 @@ CROSS JOIN LATERAL (
 WHERE (%(kind)s::text IS NULL OR b.kind = %(kind)s::text) AND (%(closed)s OR state <> 'closed')
 ORDER BY state = 'closed', b.kind, b.target
 
+-- name: put_off
+-- Of the jobs that a breaker held, those that wait for a time to which their own try has put them off: how many, up to
+-- :most, and until when. What was enqueued for later has had no try.
+SELECT count(*)::int AS jobs, max(run_at) AS until
+FROM (
+    SELECT run_at FROM {jobs}
+    WHERE status = 'pending' AND kind = %(kind)s::text AND (%(target)s::text = '' OR lane = %(target)s::text)
+      AND run_at > {clock}() AND claims > 0
+    LIMIT %(most)s
+) j
+
 -- name: prune_breakers
 DELETE FROM {breakers} WHERE state = 'closed' AND updated_at < {clock}() - make_interval(secs => %(keep)s::float8)
 
