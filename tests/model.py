@@ -15,6 +15,7 @@ from redrive.reaper import OWN_NAME
 SECOND = 1_000_000
 MAX_CRASHES = 3
 OURS = re.compile(OWN_NAME)
+SUPERSEDED = "cancelled: superseded by a job with the same key, enqueued while it ran"
 WANTED = re.compile("^(cancelled|discarded)")
 LIVE = ("pending", "running")
 EDGES = {
@@ -55,6 +56,7 @@ class Row:
     cancel_requested_at: int | None = None
     progress: object = None
     result: object = None
+    superseded: bool = False
 
     @property
     def live(self) -> bool:
@@ -68,7 +70,7 @@ class Row:
     def ready_for_requeue(self) -> bool:
         """Nothing of its death is in the way of any requeue, the tutorial's included."""
         plain = self.key is None and self.expires_at is None and self.cancel_requested_at is None and not self.alone
-        return plain and self.unlocked and self.crashes == 0
+        return plain and self.unlocked and self.crashes == 0 and not self.superseded
 
     @property
     def hopeless(self) -> bool:
@@ -137,6 +139,14 @@ class Model:
     def live_key(self, key: str | None) -> Row | None:
         return next((row for row in self.rows.values() if key is not None and row.key == key and row.live), None)
 
+    def supersede(self, now: int, row: Row) -> None:
+        row.key, row.superseded, row.updated_at = None, True, now
+
+    def replace(self, now: int, row: Row, **columns: object) -> None:
+        for name, value in columns.items():
+            setattr(row, name, value)
+        row.priority, row.lane, row.attempts, row.expires_at, row.updated_at = 5, "", 0, None, now
+
     # -- workers
 
     def due(self, now: int, where: Callable[[Row], bool]) -> list[Row]:
@@ -197,16 +207,18 @@ class Model:
         row.crashes += said.name == "crashed"
         row.alone = row.alone and said.name == "handed_back" and verdict == "pending"
         if verdict == "dead":
-            row.cancel_requested_at, row.crashes = None, 0
+            row.cancel_requested_at, row.crashes, row.superseded = None, 0, False
         row.status, row.updated_at = verdict, now
         return verdict
 
-    def _verdict(self, now: int, row: Row, said: Said) -> tuple[str, str | None]:
+    def _verdict(self, now: int, row: Row, said: Said) -> tuple[str, str | None]:  # noqa: PLR0911 - a table
         fixed = {"succeeded": "succeeded", "failed": "failed", "died": "dead"}
         if said.name in fixed:
             return fixed[said.name], None
         if row.cancel_requested_at is not None:
             return "failed", "cancelled while it ran"
+        if row.superseded and (said.name != "retried" or row.attempts < row.max_attempts):
+            return "failed", SUPERSEDED
         if said.name == "retried" and row.attempts >= row.max_attempts:
             return "dead", None
         if said.name == "crashed" and row.crashes >= MAX_CRASHES - 1:
@@ -222,7 +234,8 @@ class Model:
             if row.status == "running" and row.locked_by == worker and row.id not in known
         ]
         for row in strays:
-            row.status, row.run_at, row.updated_at = "pending", now, now
+            row.status, row.run_at, row.updated_at = "failed" if row.superseded else "pending", now, now
+            row.last_error = SUPERSEDED if row.superseded else row.last_error
             row.attempts = max(row.attempts, 1) - 1
             row.locked_at = row.locked_by = None
         return [row.id for row in strays]
@@ -266,6 +279,8 @@ class Model:
         verdict, reason = "pending", f"worker lost: {name} fell silent; reclaimed"
         if row.cancel_requested_at is not None:
             verdict, reason = "failed", f"cancelled; its worker {name} was lost"
+        elif row.superseded:
+            verdict, reason = "failed", SUPERSEDED
         elif crashed and row.crashes >= MAX_CRASHES - 1:
             times = row.crashes + 1
             verdict, reason = "dead", f"poison: its worker died {times} times while it ran alone, the last was {name}"
@@ -298,7 +313,7 @@ class Model:
             self._record(now, row, "dead", None, "AttemptsExhausted" if spent else "DeadlinePassed")
             row.last_error = reason + (f"\n{row.last_error}" if row.last_error is not None else "")
             row.key = row.expires_at = row.cancel_requested_at = row.locked_at = row.locked_by = None
-            row.crashes, row.alone, row.status, row.updated_at = 0, False, "dead", now
+            row.crashes, row.alone, row.superseded, row.status, row.updated_at = 0, False, False, "dead", now
             buried.append(row.id)
         return buried
 
@@ -333,7 +348,15 @@ class Model:
             row.run_at = row.updated_at = now
             row.last_error = row.progress = row.key = row.expires_at = row.cancel_requested_at = None
             row.locked_at = row.locked_by = None
+            row.superseded = False
         return sorted(row.id for row in sent)
+
+    def edit(self, now: int, row: Row, *, send: bool) -> None:
+        if send:
+            row.status, row.attempts, row.run_at = "pending", 0, now
+            row.last_error = row.progress = row.cancel_requested_at = row.locked_at = row.locked_by = None
+        row.crashes, row.alone, row.superseded, row.updated_at = 0, False, False, now
+        row.key = row.expires_at = None
 
     # -- strangers, by the tutorial's statements
 

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from psycopg.rows import dict_row
 
 from model import COLUMNS, EDGES, MAX_CRASHES, SECOND, Beat, Lease, Model, Row, Said
-from redrive import claims, store
+from redrive import claims, once, store
 from redrive.ended import Ended, requeue
 from redrive.failure import describe
 from redrive.job import FINISHED, STATES, Holder
@@ -216,6 +216,31 @@ class JobsTable(RuleBasedStateMachine):
         if taken is None:
             self._inserted(job, key, created=True, kind=kind, run_at=self.ops)
 
+    @rule(
+        kind=kinds,
+        key=st.sampled_from(("a", "b")),
+        conflict=st.sampled_from(once.CONFLICTS),
+        max_attempts=st.sampled_from((1, 5)),
+    )
+    def enqueue_while_pending(self, kind, key, conflict, max_attempts):
+        """A job of the key that runs gives the key up; one that waits stays, or becomes this one."""
+        delay = {"delay": 100} if conflict == "debounce" else {}
+        meaning = once.once(key, {"unique": "while pending", "on_conflict": conflict, **delay})
+        how = store.options(max_attempts=max_attempts, **delay)
+        live = self.model.live_key(key)
+        now, [row] = self.say(once.insert("redrive", kind, {}, how, key=key, once=meaning))
+        columns = {"kind": kind, "max_attempts": max_attempts}
+        due = now + delay.get("delay", 0) * SECOND
+        if live is None or live.status == "running":
+            if live is not None:
+                self.model.supersede(now, live)
+            self._inserted(row.id, key, created=row.created, run_at=due, **columns)
+            return
+        assert (row.id, row.created, row.replaced) == (live.id, False, conflict != "keep")
+        if row.replaced:
+            self.model.replace(now, live, run_at=due if meaning.retimed else live.run_at, **columns)
+            self.counted_from[live.id], self.given_back[live.id] = self.claims[live.id], 0
+
     def _inserted(self, job: int, key: str | None, *, created: bool, **columns: Any) -> None:
         live = self.model.live_key(key)
         assert created == (live is None)
@@ -260,6 +285,19 @@ class JobsTable(RuleBasedStateMachine):
         self.claim_alone(worker) if trial else self.claim(worker, 1, 1)
         if len(self.leases) > before:
             self.outcomes([0], [name], delay, None)
+
+    @rule(worker=workers, name=st.sampled_from(sorted(OUTCOMES)), conflict=st.sampled_from(once.CONFLICTS))
+    def overtaken(self, worker, name, conflict):
+        """Claimed, and another with its key comes while it runs; then it ends in some way, or its worker does."""
+        self.claim(worker, 3, 4)
+        held = [lease for lease in self.leases if (row := self.model.holds(lease)) is not None and row.key is not None]
+        if not held:
+            return
+        self.enqueue_while_pending("mail", self.model.rows[held[-1].job].key, conflict, 5)
+        if name == "crashed":
+            self.reap(next(each for each in WORKERS if each != held[-1].worker), 1000, alive=True, certain=True)
+        else:
+            self.outcomes([len(self.leases) - 1 - self.leases.index(held[-1])], [name], 0, None)
 
     @rule(worker=workers, trial=st.booleans())
     def a_worker_dies(self, worker, trial):
@@ -444,6 +482,19 @@ class JobsTable(RuleBasedStateMachine):
             return kind in (None, row.kind) and (row.status in statuses or ("dead" in statuses and row.hopeless))
 
         self._requeue(Ended(kind=kind, statuses=statuses), meant)
+
+    @precondition(lambda self: self.model.rows)
+    @rule(pick=picks, send=st.booleans())
+    def edit(self, pick, send):
+        rows = sorted(self.model.rows.values(), key=lambda row: (row.status not in ("dead", "failed"), row.id))
+        row = rows[pick % len(rows)]  # one that has ended so, if there is any
+        now, edited = self.ask("edit_payload", id=row.id, payload="{}", send=send, who="ada", why="")
+        assert bool(edited) == (row.status in ("dead", "failed"))
+        if edited:
+            self.model.edit(now, row, send=send)
+        if edited and send:
+            self.counted_from[row.id], self.given_back[row.id] = self.claims[row.id], 0
+            self.strange.discard(row.id)
 
     def _requeue(self, which: Ended, meant: Callable[[Row], bool]) -> None:
         now, [batch] = self.say(requeue("redrive", which))

@@ -12,11 +12,14 @@ import pytest
 
 from redrive import ClaimedJob, InvalidOption, Queue, Retry, Snooze
 from redrive.ended import Ended
+from redrive.failure import describe
+from redrive.job import Holder
 from redrive.lanes import HEAD
+from redrive.outcome import Finished, Retried, parameters
 from redrive.reaper import OWN_NAME
 from redrive.statements import named, run
 from support import wait_for
-from support_engine import drain, row, states
+from support_engine import claim_of, drain, row, states
 
 ONES = ("until finished", "while pending")
 
@@ -180,6 +183,24 @@ class TestMerge:
         queue.requeue(Ended(ids=[first], statuses=("failed",)))
         drain(queue)
         assert row(conn, first).status == "succeeded"
+
+    @pytest.mark.parametrize("edited", [False, True])
+    def test_what_was_superseded_and_is_sent_back_is_tried_again_as_any_other(self, conn, queue, pair, edited):
+        """It has no successor any more that would do its work: ended at its first failure it would be forgotten."""
+
+        def raises(_job: ClaimedJob) -> None:
+            raise ValueError("no")
+
+        first, _ = pair(raises)
+        if edited:
+            assert queue.requeues.edit(first, {"n": 1})
+        else:
+            queue.requeue(Ended(ids=[first], statuses=("failed",)))
+        holder = Holder("here:1:abcdef", "redrive")
+        [job] = run(conn, claim_of(holder, [("sync", 5, "")], 9, 9))
+        batch = [Finished(job, Retried(describe(ValueError("not yet")), 0.0), 0.1)]
+        run(conn, named("finish_jobs", "redrive", worker=holder.name, max_crashes=3, **parameters(batch)))
+        assert (row(conn, first).status, row(conn, first).attempts) == ("pending", 1)
 
     def test_what_died_by_its_last_try_may_be_sent_back_by_the_tutorials_statement(self, conn, queue, pair):
         def raises(job: ClaimedJob) -> None:

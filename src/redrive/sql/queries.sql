@@ -2848,7 +2848,7 @@ WITH held AS MATERIALIZED (
         cancel_requested_at = CASE WHEN %(send)s THEN NULL ELSE j.cancel_requested_at END,
         locked_by = CASE WHEN %(send)s THEN NULL ELSE j.locked_by END,
         locked_at = CASE WHEN %(send)s THEN NULL ELSE j.locked_at END,
-        crashes = 0, alone = false, key = NULL, expires_at = NULL, updated_at = {clock}()
+        crashes = 0, alone = false, superseded = false, key = NULL, expires_at = NULL, updated_at = {clock}()
     FROM held h
     WHERE j.id = h.id AND j.id = %(id)s
     RETURNING j.id
