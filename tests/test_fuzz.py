@@ -67,32 +67,35 @@ documents = st.sampled_from(
         '"' + "x" * 5000 + '"',
     )
 )
-ROWS = st.fixed_dictionaries(
-    {"kind": st.sampled_from(("known", "known", "unknown", "", "%s; drop table", "ä €", "k" * 900))},
-    optional={
-        "payload": documents,
-        "status": st.sampled_from(("pending", "running", "succeeded", "failed", "dead")),
-        "attempts": numbers,
-        "max_attempts": numbers,
-        "run_at": times,
-        "locked_at": st.none() | times,
-        "locked_by": st.none() | texts | st.just("here:1:aaaaaa"),
-        "last_error": st.none() | texts,
-        "created_at": times,
-        "updated_at": times,
-        "priority": st.integers(0, 9),
-        "lane": texts,
-        "key": st.none() | texts,
-        "claims": numbers,
-        "crashes": numbers,
-        "alone": st.booleans(),
-        "expires_at": st.none() | times,
-        "cancel_requested_at": st.none() | times,
-        "progress": st.none() | documents,
-        "result": st.none() | documents,
-        "metadata": st.none() | documents,
-    },
-)
+KINDS = {"kind": st.sampled_from(("known", "known", "unknown", "", "%s; drop table", "ä €", "k" * 900))}
+COLUMNS = {
+    "payload": documents,
+    "status": st.sampled_from(("pending", "running", "succeeded", "failed", "dead")),
+    "attempts": numbers,
+    "max_attempts": numbers,
+    "run_at": times,
+    "locked_at": st.none() | times,
+    "locked_by": st.none() | texts | st.just("here:1:aaaaaa"),
+    "last_error": st.none() | texts,
+    "created_at": times,
+    "updated_at": times,
+    "priority": st.integers(0, 9),
+    "lane": texts,
+    "key": st.none() | texts,
+    "claims": numbers,
+    "crashes": numbers,
+    "alone": st.booleans(),
+    "expires_at": st.none() | times,
+    "cancel_requested_at": st.none() | times,
+    "progress": st.none() | documents,
+    "result": st.none() | documents,
+    "metadata": st.none() | documents,
+    "counted": st.booleans(),
+    "fingerprint": st.none() | texts,
+    "superseded": st.booleans(),
+    "batch": st.none() | numbers,
+}
+ROWS = st.fixed_dictionaries(KINDS, optional=COLUMNS)
 
 
 LEFT = "select count(*) from redrive.jobs where kind = 'known' and status = 'pending' and run_at <= now()"
@@ -122,6 +125,10 @@ def written(conn: psycopg.Connection[Any], rows: list[dict[str, Any]]) -> list[i
 
 
 class TestOddRows:
+    def test_have_every_column_odd(self, conn):
+        there = conn.execute("select * from redrive.jobs limit 0").description
+        assert {"id", *KINDS, *COLUMNS} == {each.name for each in there}
+
     @pytest.fixture
     def queue(self, db):
         queue = Queue(db, lease=1.0)
@@ -276,6 +283,42 @@ COMMANDS = st.sampled_from(
         ("jobs", "--schema="),
     )
 )
+LASTING = st.sampled_from(
+    (
+        ("schedules", "add", "--", "nightly", "mail", ""),
+        ("schedules", "add", "nightly", "mail", "--every="),
+        ("schedules", "add", "nightly", "mail", "--at="),
+        ("schedules", "add", "nightly", "mail", "0 3 * * *", "--timezone="),
+        ("schedules", "add", "nightly", "mail", "0 3 * * *", "--payload="),
+        ("schedules", "add", "nightly", "mail", "0 3 * * *", "--age="),
+        ("schedules", "add", "0 3 * * *", "--", ""),
+        ("schedules", "preview", "--", ""),
+        ("schedules", "preview", "0 3 * * *", "--after="),
+        ("schedules", "pause", "nightly", "--reason="),
+        ("schedules", "run", "--", ""),
+        ("schedules", "slots", "--", ""),
+        ("schedules", "remove", "--", ""),
+        ("pause", "--", ""),
+        ("pause", "mail", "--until="),
+        ("resume", "--", ""),
+        ("limit", "mail", "--rate="),
+        ("limit", "--running=1", "--", ""),
+        ("explain", "--", ""),
+        ("breakers", "open", "--", "mail", ""),
+        ("breakers", "open", "mail", "--hold="),
+        ("breakers", "close", "--", ""),
+        ("topics", "add", "--", "invoice.paid", ""),
+        ("topics", "publish", "--", ""),
+        ("topics", "publish", "--", "invoice.paid", ""),
+        ("topics", "list", "--kind="),
+    )
+)
+"""Commands whose words last."""
+SHOWN = ("schedules list", "kinds", "breakers list", "topics list", "audit", "health", "doctor")
+"""Where they are shown."""
+TIMES = st.sampled_from(
+    ("", "0", "5m", "-1", "1e400", "nan", "inf", "9" * 30, "294276-01-01", "0001-01-01", "2030-02-30")
+)
 
 
 class TestHostileWords:
@@ -290,6 +333,22 @@ class TestHostileWords:
             said(*command[:-1], command[-1] + word, codes=(0, 1, 2, 4))
 
         holds()
+        assert conn.execute("select * from redrive.jobs where id = %s", [victim]).fetchall() == before
+
+    def test_that_last_are_data_or_refused_in_a_line_and_shown_wherever_one_looks(self, conn, db, monkeypatch):
+        monkeypatch.setenv("DATABASE_URL", db)
+        [victim] = written(conn, [{"kind": "other", "status": "dead"}])
+        before = conn.execute("select * from redrive.jobs").fetchall()
+
+        @given(LASTING, WORDS | TIMES)
+        @examples(60)
+        def holds(command, word):
+            said(*command[:-1], command[-1] + word, codes=(0, 1, 2, 4))
+
+        holds()
+        for command in SHOWN:
+            said(*command.split(), codes=(0, 1))
+            json.loads(said(*command.split(), "--json", codes=(0, 1)))
         assert conn.execute("select * from redrive.jobs where id = %s", [victim]).fetchall() == before
 
     def test_that_no_locale_can_read_are_refused_in_a_line(self, db):
