@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from redrive import ended, store
+from redrive import claims, ended, store
 from redrive.connections import conninfo
 from redrive.failure import describe
 from redrive.job import Holder
@@ -40,6 +40,7 @@ Step = Callable[[list[Any]], Statement[Any]]
 HELD = "status = 'running', attempts = 1, claims = 1, locked_at = now() - interval '1 min', locked_by = 'here:1:aaaaaa'"
 SCENES = {
     "pending": "attempts = 0",
+    "a suspect": "attempts = 0, claims = 1, crashes = 1, alone = true",
     "past its deadline": "expires_at = '2020-01-01 00:00+00'",
     "held": HELD,
     "held, and cancelled": f"{HELD}, cancel_requested_at = now()",
@@ -63,6 +64,10 @@ def succeed(*ids: int) -> Step:
 
 def claim(_: list[Any]) -> Statement[Any]:
     return claim_of(Holder(W2, "redrive"), [("k", 5, "")], 9, 9)
+
+
+def claim_alone(_: list[Any]) -> Statement[Any]:
+    return claims.claim_alone(Holder(W2, "redrive"), kinds=["k"], locked=[])
 
 
 def reap(seen: list[Any]) -> Statement[Any]:
@@ -106,6 +111,7 @@ def requeue(_: list[Any]) -> Statement[Any]:
 
 OPERATIONS: dict[str, tuple[Step, ...]] = {
     "claim": (claim,),
+    "claim alone": (claim_alone,),
     "succeed": (succeed(1),),
     "complete": (lambda _: named("complete_job", "redrive", id=1, claim=1, worker=W1, result=None, followers=None),),
     # each other outcome is the same statement, and takes the same locks
