@@ -420,6 +420,37 @@ def test_this_code_refuses_a_schema_that_is_too_old_and_names_both_versions(monk
         demand_migrated(0, "redrive")
 
 
+def bring(dsn: str, steps: Sequence[Migration]) -> list[int]:
+    """Migrate as the release would of which *steps* are all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrate, "migrations", lambda: tuple(steps))
+        return migrate.migrate(dsn)
+
+
+def test_a_worker_on_a_schema_that_is_too_old_says_so_in_a_line_touches_nothing_and_works_once_it_is_not(
+    empty_db, start_worker
+):
+    """MG-06, MG-07: while an application goes on enqueueing."""
+    bring(empty_db, [each for each in migrations() if each.version < migrate.OLDEST_SCHEMA])
+    insert = "INSERT INTO redrive.jobs (kind, payload) VALUES ('mail', jsonb_build_object('to', %s::text))"
+    with psycopg.connect(empty_db, autocommit=True) as conn:
+        conn.execute(insert, ["ann"])
+        before = conn.execute("SELECT * FROM redrive.jobs").fetchall()
+        worker = start_worker(APP, dsn=empty_db)
+        assert worker.process.wait(20) == 4
+        needs = f"is at version {migrate.OLDEST_SCHEMA - 1}, this redrive needs {migrate.OLDEST_SCHEMA}: run"
+        assert [needs in line for line in worker.log().splitlines()].count(True) == 1, worker.log()
+        assert "Traceback" not in worker.log()
+        assert conn.execute("SELECT * FROM redrive.jobs").fetchall() == before
+        migrate.migrate(empty_db)
+        worker = start_worker(APP, dsn=empty_db)
+        conn.execute(insert, ["bob"])
+        support.wait_for(
+            lambda: conn.execute("SELECT count(*) FROM redrive.jobs WHERE status = 'succeeded'").fetchone() == (2,), 20
+        )
+        assert worker.stop() == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("newer", ["worker", "schema"])
 def test_a_rolling_upgrade_under_load_costs_no_job_and_no_error(empty_db, newer):
@@ -427,17 +458,10 @@ def test_a_rolling_upgrade_under_load_costs_no_job_and_no_error(empty_db, newer)
     step = "ALTER TABLE {jobs} ADD COLUMN colour text;\nALTER TABLE {workers} ADD COLUMN colour text DEFAULT 'red'"
     later = (*migrations(), Migration(latest() + 1, "colour", step))
     oldest = tuple(each for each in migrations() if each.version <= migrate.OLDEST_SCHEMA)
-    if newer == "worker" and oldest == migrations():  # the first that is released: what comes next adds something
-        before, after = migrations(), later
-    else:
-        before, after = (oldest, migrations()) if newer == "worker" else (migrations(), later)
-
-    def bring_to(steps: Sequence[Migration]) -> list[int]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(migrate, "migrations", lambda: tuple(steps))
-            return migrate.migrate(empty_db)
-
-    bring_to(before)
+    if newer == "worker" and oldest == migrations():
+        pytest.skip("no release before this one on whose schema it could begin")
+    before, after = (oldest, migrations()) if newer == "worker" else (migrations(), later)
+    bring(empty_db, before)
     queue = Queue(empty_db, lease=2)
     ran: Counter[int] = Counter()
     troubles: list[events.TickFailed] = []
@@ -453,7 +477,7 @@ def test_a_rolling_upgrade_under_load_costs_no_job_and_no_error(empty_db, newer)
         for n in range(200):
             queue.enqueue("job", {"n": n})
             if n == 100:
-                assert bring_to(after) == [after[-1].version]
+                assert bring(empty_db, after) == [after[-1].version]
         wait_for(
             lambda: conn.execute("SELECT count(*) FROM redrive.jobs WHERE status <> 'succeeded'").fetchone() == (0,), 60
         )
