@@ -46,6 +46,8 @@ POOLED = ("pooler", "guarantees")
 
 POSTGRES = ("12", "13", "14", "15", "16", "17", "18")
 PYTHON = ("3.11", "3.12", "3.13")
+NEWER = ("3.14", "3.15")
+"""Run on where the machine has them."""
 DJANGO = ("4.2", "6.0")
 DJANGO_PYTHON = "3.12"
 """One that both know."""
@@ -59,7 +61,8 @@ DATABASE = {
     "SQL_ASCII": {"MATRIX_ENCODING": "SQL_ASCII"},
     "pgbouncer": {"MATRIX_POOLER": "1"},
 }
-FEW = {"postgres": "12", "python": PYTHON[-1], "django": "", "database": "serializable in Asia/Tokyo,LATIN1,pgbouncer"}
+FEW = {"postgres": "12", "django": "", "database": "serializable in Asia/Tokyo,LATIN1,pgbouncer"}
+"""The other end of each dimension: the ordinary run is on the newest Postgres, and on this Python."""
 
 
 class NotHere(Exception):
@@ -86,7 +89,7 @@ def cells(postgres: str, python: str, django: str, database: str) -> Iterator[tu
     """List what was chosen, each as its dimension and its value."""
     for dimension, given, known in (
         ("postgres", postgres, POSTGRES),
-        ("python", python, PYTHON),
+        ("python", python, (*PYTHON, *NEWER)),
         ("django", django, DJANGO),
         ("database", database, DATABASE),
     ):
@@ -105,11 +108,12 @@ def prepared(dimension: str, value: str) -> Cell:
     cell = Cell(f"{dimension} {value}")
     if dimension == "postgres":
         try:
-            cell.env["REDRIVE_PG_BIN"] = str(binaries(int(value)))
+            cell.env |= {"REDRIVE_PG_BIN": str(binaries(int(value))), "MATRIX_POSTGRES": value}
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             raise NotHere(str(error)) from error
     elif dimension == "python":
         cell.python = str(environment(value))
+        cell.env["MATRIX_PYTHON"] = value
     elif dimension == "django":
         more = (f"django~={value}.0", "django-tasks", "psycopg-pool", "aiosmtpd", "pytest-django")
         cell.python = str(environment(DJANGO_PYTHON, f"django-{value}", "[dev-server,web]", more))
@@ -150,6 +154,17 @@ def environment(version: str, name: str = "", extras: str = "[dev-server]", more
     return python
 
 
+def here() -> tuple[str, ...]:
+    """List the Pythons that we say we run on, and of the newer ones those that this machine has."""
+    return (*PYTHON, *(version for version in NEWER if any(map(_works, _pythons(version)))))
+
+
+def ends() -> str:
+    """Name the oldest Python and the newest, but for the one of the ordinary run."""
+    this = ".".join(map(str, sys.version_info[:2]))
+    return ",".join(version for version in (PYTHON[0], here()[-1]) if version != this)
+
+
 def _pythons(version: str) -> Iterator[str]:
     if found := shutil.which(f"python{version}"):
         yield found
@@ -187,7 +202,7 @@ def main() -> int:
     """Run what was chosen; 1 where a cell failed."""
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__.partition("\n")[0])
     parser.add_argument("--postgres", help=f"majors, with commas between them; all are {','.join(POSTGRES)}")
-    parser.add_argument("--python", help=f"versions; all are {','.join(PYTHON)}")
+    parser.add_argument("--python", help=f"versions; all are {','.join(PYTHON)}, and what is newer here")
     parser.add_argument("--django", help=f"versions, with its own tests alone; all are {','.join(DJANGO)}")
     parser.add_argument("--database", help=f"settings of the database; all are {','.join(DATABASE)}")
     parser.add_argument("--quick", action="store_true", help="the shortest suite; alone, in a few cells only")
@@ -196,11 +211,11 @@ def main() -> int:
     named = {name: getattr(given, name) for name in ("postgres", "python", "django", "database")}
     asked = any(value is not None for value in named.values())
     default = (
-        FEW
+        FEW | {"python": ends()}
         if given.quick
         else {
             "postgres": ",".join(POSTGRES),
-            "python": ",".join(PYTHON),
+            "python": ",".join(here()),
             "django": ",".join(DJANGO),
             "database": ",".join(DATABASE),
         }

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -69,6 +70,18 @@ def tell(conn, crew):
     for one in crew.workers:
         state = Path(f"/proc/{one.pid}/stat").read_text().rpartition(") ")[2][:1] if one.running else "gone"
         print(one.path.name, one.pid, state)  # noqa: T201 # as above
+
+
+def test_what_is_tried_here_is_what_make_matrix_asked_for(conn):
+    """A cell whose setting went unheard would pass, and prove nothing."""
+    asked = dict(each.split("=", 1) for each in os.environ.get("MATRIX_SETTINGS", "").split(";") if each)
+    assert asked == {name: conn.execute("select current_setting(%s)", [name]).fetchone()[0] for name in asked}
+    found = {
+        "MATRIX_POSTGRES": str(conn.info.server_version // 10_000),
+        "MATRIX_PYTHON": ".".join(map(str, sys.version_info[:2])),
+        "MATRIX_ENCODING": conn.execute("select current_setting('server_encoding')").fetchone()[0],
+    }
+    assert found | {name: os.environ[name] for name in found if name in os.environ} == found
 
 
 @pytest.mark.slow
