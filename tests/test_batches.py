@@ -149,6 +149,20 @@ def test_of_many_workers_one_ends_it_and_idle_ones_need_no_push(db, conn):
         queue.close()
 
 
+def test_one_whose_follower_the_database_refuses_is_complained_of_and_holds_up_no_other_cn_07(conn, queue):
+    conn.execute("alter table redrive.jobs add constraint ours_alone check (kind <> 'refused')")
+    queue.handler("report")(lambda payload: None)
+    batches = []
+    for follower in ("report", "refused", "report"):
+        with queue.batches.open(follower) as batch:
+            batch.enqueue("page")
+        batches.append(batch.id)
+    with Inside(queue, poll=0.5) as inside:
+        wait_for(lambda: states(conn) == {"succeeded": 5})
+        wait_for(lambda: f"what follows batch {batches[1]} is refused" in inside.worker.complaints())
+        assert [batch.id for batch in queue.batches.list(ended=False)] == [batches[1]]
+
+
 def test_two_at_once_end_it_once(db, conn, queue):
     with queue.batches.open("report") as batch:
         batch.enqueue("page")
@@ -158,7 +172,7 @@ def test_two_at_once_end_it_once(db, conn, queue):
     def end() -> None:
         with psycopg.connect(db, autocommit=True) as own:
             go.wait(20)
-            run(own, named("end_batches", "redrive"))
+            run(own, named("end_batches", "redrive", ids=[batch.id]))
 
     threads = [threading.Thread(target=end) for _ in range(4)]
     for thread in threads:

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from chaos.proxy import Proxy
 from redrive import claims, connections
-from redrive.connections import Control, conninfo, is_outage, is_transient
+from redrive.connections import Control, conninfo, is_outage, is_refusal, is_transient
 from redrive.errors import NoDatabase
 from redrive.statements import Statement, named, run
 from support import wait_for
@@ -68,6 +68,13 @@ def using(dsn, work, **options):
 )
 def test_what_is_an_outage_is_told_by_the_sqlstate_cn_05(error, outage, transient):
     assert (is_outage(error), is_transient(error)) == (outage, transient)
+
+
+def test_what_one_row_is_refused_for_is_told_from_what_no_row_would_be_spared_cn_07():
+    rows_own = (errors.UniqueViolation, errors.CheckViolation, errors.InvalidTextRepresentation, errors.RaiseException)
+    assert all(is_refusal(each()) for each in rows_own)
+    alls = (errors.UndefinedTable, errors.InsufficientPrivilege, errors.AdminShutdown, errors.DeadlockDetected)
+    assert not any(is_refusal(each()) for each in (*alls, errors.QueryCanceled, ValueError))
 
 
 def test_keepalives_and_timeouts_are_on_and_the_users_own_values_win_cn_02():

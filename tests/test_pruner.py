@@ -184,6 +184,25 @@ class TestWalk:
         assert rows(conn, "select id from redrive.jobs") == [{"id": locked}]
         assert prune(db).pruned == 1
 
+    def test_a_job_that_a_table_of_the_users_refers_to_stays_and_holds_up_nothing_else_cn_07(self, db, conn, caplog):
+        """Neither other jobs nor the history; and it is complained of, and not tried at every walk."""
+        seed(conn, "succeeded", 10, 50)
+        conn.execute("create table public.mail (job_id bigint references redrive.jobs (id))")
+        kept = "insert into public.mail select id from redrive.jobs where mod(id, 20) = 0 returning job_id as id"
+        referred_to = rows(conn, kept)
+        conn.execute(
+            "insert into redrive.failures (job_id, kind, claim, attempt, outcome, failed_at, error_type, message) "
+            "values (1, 'k', 1, 1, 'retried', now() - interval '100 d', 'E', '')"
+        )
+        pruner = prune(db, walks=2)
+        assert pruner.pruned == 50 - len(referred_to)
+        assert rows(conn, "select id from redrive.jobs order by id") == referred_to
+        assert rows(conn, "select id from redrive.failures") == []
+        assert f"{len(referred_to)} jobs are not pruned: ForeignKeyViolation" in pruner.trouble
+        assert [record.msg for record in caplog.records] == ["job %s is not pruned: %s"]
+        conn.execute("drop table public.mail")
+        assert prune(db).pruned == len(referred_to)
+
 
 SLOW = """
     create function public.slow() returns trigger language plpgsql as $$

@@ -309,6 +309,18 @@ class TestWhich:
             assert next(iter(given)) in (row.why or "")
         assert queue.requeues.get(started.id).status == "done"
 
+    def test_one_whose_jobs_the_database_refuses_fails_and_says_why_and_the_others_go_on_cn_07(
+        self, db, conn, queue, dead
+    ):
+        insert(conn, "odd", 1, status="dead")
+        conn.execute("alter table redrive.jobs add constraint no_more check (kind <> 'odd' or status <> 'pending')")
+        refused = queue.requeues.start(Ended(kind="odd"), canary=False)
+        started = queue.requeues.start(dead.which, canary=False)
+        tick(db, 3)
+        now = queue.requeues.get(refused.id)
+        assert (now.status, "no_more" in (now.why or "")) == ("failed", True)
+        assert queue.requeues.get(started.id).status == "done"
+
     def test_a_preview_may_end_at_a_bound_and_says_so(self, conn, queue):
         insert(conn, "mail", 30, status="dead")
         assert queue.requeues.preview(Ended(kind="mail"), most=10).counted == "10+"

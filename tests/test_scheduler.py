@@ -169,6 +169,23 @@ def test_rows_that_make_no_sense_are_marked_and_disturb_no_other(db, conn, caplo
     assert schedule(conn, "bad cron").next_run_at.minute == 1
 
 
+def test_one_whose_job_the_database_refuses_is_marked_and_holds_up_no_other_cn_07(db, conn):
+    """A table that was adopted in place may have constraints of its own."""
+    conn.execute("alter table redrive.jobs add constraint ours_alone check (kind <> 'refused')")
+    names = [f"s{number}" for number in range(5)]
+    for name in names:
+        schedule(conn, name, every="1 hour", kind="refused" if name == "s2" else "k")
+        down(conn, clock(conn) - timedelta(seconds=1), name)
+    Ticks(db)(2)
+    assert sorted(job.metadata["schedule"] for job in jobs(conn)) == ["s0", "s1", "s3", "s4"]
+    assert "ours_alone" in schedule(conn, "s2").problem
+    assert [schedule(conn, name).problem for name in names if name != "s2"] == [None] * 4
+    conn.execute("alter table redrive.jobs drop constraint ours_alone")
+    Ticks(db)()
+    row = schedule(conn, "s2")
+    assert (row.problem, row.next_run_at > clock(conn)) == (None, True)
+
+
 def test_a_zone_that_one_machine_does_not_know_is_the_other_machines_business(db, conn, caplog, monkeypatch):
     """The poor one's looks neither break nor advance what the rich one has planned, which makes up for all slots."""
     schedule(conn, cron="0 * * * *", timezone="Asia/Tokyo", missed="all", overlap="allow")

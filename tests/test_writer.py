@@ -423,6 +423,26 @@ class TestNeighbours:
             asyncio.run(scenario())
         assert [row(conn, jobs[n].id).status for n in (3, 6)] == ["succeeded", "pending"]
 
+    @pytest.mark.parametrize("in_the_way", ["a lock", "a trigger"])
+    def test_the_end_of_a_trial_that_cannot_be_written_holds_up_no_outcome_cn_07(self, db, conn, in_the_way):
+        """The lock may be the job's own: complete() in a transaction that it goes on with."""
+        tried, other = running(conn, "odd", alone=True), running(conn)
+        with psycopg.connect(db) as own:
+            if in_the_way == "a lock":
+                complete(tried, own, None)
+            else:
+                conn.execute(HOSTILE.format("'running'"))
+
+            async def scenario() -> None:
+                async with rig(db) as held:
+                    held.writer.acquit(tried)
+                    held.writer.put(ended(other))
+                    async with asyncio.timeout(1.5):  # less than a lock_timeout
+                        await held.until_idle()
+
+            asyncio.run(scenario())
+            assert row(conn, other.id).status == "succeeded"
+
     def test_a_foreign_key_to_a_job_checked_in_an_open_transaction_is_not_in_the_way(self, db, conn):
         jobs = [running(conn), running(conn)]
         conn.execute("create table public.mail (job_id bigint references redrive.jobs (id))")

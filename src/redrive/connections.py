@@ -49,6 +49,8 @@ RIVALRY_PAUSES = (0.01, 0.03, 0.1, 0.3, 1.0)
 _READ_COMMITTED = r"-c default_transaction_isolation=read\ committed"
 # Worth another try as it is: serialization, deadlock, lock timeout, statement timeout, frozen within a transaction.
 _TRANSIENT = ("40", "55P03", "57014", "25P03")
+# What a row is refused for that others are not: a value, a constraint, the word of a trigger.
+_REFUSAL = ("22", "23", "P0")
 
 
 def is_outage(error: BaseException) -> bool:
@@ -65,6 +67,11 @@ def is_outage(error: BaseException) -> bool:
 def is_transient(error: BaseException) -> bool:
     """Tell whether the same statement may well succeed when it is said again."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_TRANSIENT)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether *error* is about a row that was given, so that the same may well be done to others."""
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_REFUSAL)
 
 
 def persistent(conn: psycopg.Connection[Any], statement: Statement[T]) -> list[T]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.sql import Identifier, Literal
 
-from redrive.connections import is_outage, is_transient
+from redrive.connections import is_outage, is_refusal, is_transient
 from redrive.service import Database, Service
 from redrive.sql import compose, text_of
 from redrive.statements import Statement, named
@@ -28,6 +28,10 @@ DUTY = 2.0
 """It rests so many times as long as a window took, and never longer than REST: 0.1 s each would let more than 9,000
 jobs a second pile up, however quick the server is."""
 EVERY = 300.0
+REFUSED_FOR = 3600.0
+"""Seconds after which what could not be removed is tried again: each such try is an error in the server's log."""
+REFUSED_MOST = 10_000
+"""Such jobs after which no more are told apart, and what lies between them waits as well."""
 NEVER = 100 * 365 * 86_400.0
 FIRST = -(2**63)
 
@@ -69,6 +73,9 @@ class Pruner(Service):
         self._after = FIRST
         self._walked = False
         self._jobs_window, self._history_window = Window(), Window()
+        self._refused: set[int] = set()
+        """Jobs that the database does not let go of, as where a table of the user's refers to them."""
+        self._refused_at, self._refusal = 0.0, ""
         keep = {
             "succeeded": settings.retain_succeeded,
             "failed": settings.retain_failed,
@@ -87,6 +94,7 @@ class Pruner(Service):
                 raise
             return REST
         window.grow()
+        self.trouble = f"{len(self._refused)} jobs are not pruned: {self._refusal}" if self._refused else ""
         if not more:
             self._walked = not self._walked
             self._after = FIRST
@@ -95,16 +103,39 @@ class Pruner(Service):
     async def _prune_jobs(self, window: int) -> bool:
         """Look at a window of jobs; gives whether there is more to look at."""
         schema = self._control.schema
+        if self._refused and self._after == FIRST and monotonic() - self._refused_at > REFUSED_FOR:
+            self._refused.clear()
         if self._settings.archive and self._after == FIRST:
             await self._add_partitions()
         scope = {"after": self._after, "window": window, "shortest": min(self._keep.values())}
         [seen] = await self._control.run(named("scan_finished", schema, **scope, **self._keep))
-        if seen.expired:
-            name = "archive_finished" if self._settings.archive else "delete_finished"
-            gone = await self._control.run(named(name, schema, ids=seen.expired, shortest=scope["shortest"]))
-            self.pruned += len(gone)
+        await self._remove([each for each in seen.expired if each not in self._refused], scope["shortest"])
         self._after = seen.last_id
         return bool(seen.seen == window and not seen.young)
+
+    async def _remove(self, ids: list[int], shortest: float) -> None:
+        """Remove these jobs; one that the database does not let go of stays, and holds up no other."""
+        if not ids:
+            return
+        name = "archive_finished" if self._settings.archive else "delete_finished"
+        try:
+            self.pruned += len(await self._control.run(named(name, self._control.schema, ids=ids, shortest=shortest)))
+        except psycopg.Error as error:
+            if not is_refusal(error):
+                raise
+            if len(ids) == 1:
+                self._keep_refused(ids[0], f"{type(error).__name__}: {error.diag.message_primary}")
+            if len(ids) == 1 or len(self._refused) >= REFUSED_MOST:
+                return
+            middle = len(ids) // 2
+            await self._remove(ids[:middle], shortest)
+            await self._remove(ids[middle:], shortest)
+
+    def _keep_refused(self, job: int, why: str) -> None:
+        if not self._refused:
+            self._refused_at, self._refusal = monotonic(), why
+            _log.warning("job %s is not pruned: %s", job, why, extra={"job_id": job})
+        self._refused.add(job)
 
     async def _prune_history(self, window: int) -> bool:
         """Remove a window of old failures, and after the last the workers long gone; gives whether there is more."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import Error, InsufficientPrivilege
 from psycopg.rows import namedtuple_row
 
 from redrive import ended
+from redrive.connections import is_refusal
 from redrive.ended import FIRST, Ended
 from redrive.errors import InvalidOption
 from redrive.requeues import end
@@ -72,7 +73,14 @@ class Requeuer(Service):
     async def _send(self, row: Any, which: Ended) -> float:
         """Send back as many as may go now; gives the seconds until more may."""
         canary = row.status == "waiting" and row.canary
-        rows = await self._control.run(ended.advance(self._control.schema, which, row=row, limit=1 if canary else STEP))
+        statement = ended.advance(self._control.schema, which, row=row, limit=1 if canary else STEP)
+        try:
+            rows = await self._control.run(statement)
+        except Error as error:
+            if not is_refusal(error):
+                raise
+            await self._end(row, "failed", why=f"the database refuses it: {error.diag.message_primary}")
+            return SOON
         if not rows:  # another worker has it, or somebody stopped it
             return SOON
         [step] = rows

@@ -15,6 +15,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psycopg
+
+from redrive.connections import is_refusal
 from redrive.definition import register
 from redrive.errors import InvalidOption
 from redrive.events import ScheduleBroken, ScheduleRan, ScheduleSkipped, emit
@@ -217,24 +220,34 @@ class Scheduler(Service):
 
     async def _advance(self, due: list[Due]) -> bool:
         """Write the slots and their jobs; gives whether some were another's to write."""
-        lost = False
-        for batch in _batches(due):
-            flat = [(each.row.name, *one) for each in batch for one in each.owed]
-            statement = named(
-                "advance_schedules",
-                self._control.schema,
-                **_seen([each.row for each in batch]),
-                nexts=[each.following for each in batch],
-                slot_names=[one[0] for one in flat],
-                slots=[one[1] for one in flat],
-                reasons=[one[2] for one in flat],
-                late=[one[3] for one in flat],
-            )
+        return any([await self._write(batch) for batch in _batches(due)])
+
+    async def _write(self, batch: list[Due]) -> bool:
+        """Write some of them; one whose job the table refuses is broken, and holds up no other."""
+        flat = [(each.row.name, *one) for each in batch for one in each.owed]
+        statement = named(
+            "advance_schedules",
+            self._control.schema,
+            **_seen([each.row for each in batch]),
+            nexts=[each.following for each in batch],
+            slot_names=[one[0] for one in flat],
+            slots=[one[1] for one in flat],
+            reasons=[one[2] for one in flat],
+            late=[one[3] for one in flat],
+        )
+        try:
             rows = await self._control.run(replace(statement, binary=True))
-            lost = lost or {row.name for row in rows} != {each.row.name for each in batch}
-            for row in rows:
-                self._tell(row)
-        return lost
+        except psycopg.Error as error:
+            if not is_refusal(error):
+                raise
+            if len(batch) == 1:
+                why = f"the database refuses its job: {error.diag.message_primary}"
+                return await self._plan([(batch[0].row, batch[0].row.next_run_at, why)])
+            middle = len(batch) // 2
+            return any([await self._write(half) for half in (batch[:middle], batch[middle:])])
+        for row in rows:
+            self._tell(row)
+        return {row.name for row in rows} != {each.row.name for each in batch}
 
     def _tell(self, row: Any) -> None:
         if row.slot is None:

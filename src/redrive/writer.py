@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from redrive import errors
-from redrive.connections import Control, is_outage, is_transient
+from redrive.connections import Control, is_outage, is_refusal, is_transient
 from redrive.drivers import awaited
 from redrive.events import JobDied, JobSucceeded, LeaseLost, emit, heard
 from redrive.failure import describe
@@ -161,7 +161,11 @@ class Writer(Service):
         while self._acquitted:
             job = self._acquitted[0]
             params = {"id": job.id, "claim": job.claim, "worker": self._worker}
-            await self._control.run(named("acquit_job", self._control.schema, **params))
+            try:
+                await self._control.run(named("acquit_job", self._control.schema, **params))
+            except Exception as error:
+                if not is_refusal(error):  # no outcome waits for this one
+                    raise
             self._acquitted.popleft()
 
     def _call(self) -> None:
@@ -340,12 +344,8 @@ class Writer(Service):
             return due
         self._progress_at = time.monotonic()
         taken = self._progress.take()
-        params: dict[str, Any] = {
-            "ids": [job.id for job, _ in taken],
-            "claims": [job.claim for job, _ in taken],
-            "values": [value for _, value in taken],
-            "worker": self._worker,
-        }
+        params: dict[str, Any] = {"ids": [job.id for job, _ in taken], "claims": [job.claim for job, _ in taken]}
+        params |= {"values": [value for _, value in taken], "worker": self._worker}
         try:
             await self._control.run(named("write_progress", self._control.schema, **params))
         except Exception as error:

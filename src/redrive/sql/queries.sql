@@ -472,9 +472,14 @@ SELECT * FROM taken
 
 -- name: acquit_job
 -- It has run through its trial and its worker lives. The worker takes other work again, and should it be lost after all,
--- that is not put down to this job for having been alone.
+-- that is not put down to this job for having been alone. A row that is locked, as by complete() in a transaction still
+-- open, is passed over: the outcomes of others are written after this.
 UPDATE {jobs} SET alone = false
-WHERE id = %(id)s AND claims = %(claim)s AND locked_by = %(worker)s AND status || '' = 'running'
+WHERE id = (
+    SELECT id FROM {jobs}
+    WHERE id = %(id)s AND claims = %(claim)s AND locked_by = %(worker)s AND status || '' = 'running'
+    FOR NO KEY UPDATE SKIP LOCKED
+)
 RETURNING id
 
 -- name: succeed_jobs
@@ -1262,15 +1267,21 @@ WHERE id = %(batch)s
            THEN txid_status((SELECT u - ((u - xmin::text::bigint) & 4294967295) FROM (SELECT txid_current() + 2147483648) AS t(u)))
       END = 'in progress'
 
+-- name: over_batches
+-- Of a batch no job comes to be after its commit, so where this sees none alive all have ended.
+SELECT id FROM {batches} b
+WHERE ended_at IS NULL AND id <> ALL(%(refused)s::bigint[])
+  AND NOT EXISTS (SELECT FROM {jobs} j WHERE j.batch = b.id AND j.status IN ('pending', 'running'))
+ORDER BY id
+LIMIT 100
+
 -- name: end_batches
--- Of a batch no job comes to be after its commit, so where this sees none alive all have ended. What follows is told how;
--- of the dead the first thousand by name.
+-- What follows is told how they ended; of the dead the first thousand by name.
 WITH over AS MATERIALIZED (
     SELECT id FROM {batches} b
-    WHERE ended_at IS NULL
-      AND NOT EXISTS (SELECT FROM {jobs} j WHERE j.batch = b.id AND j.status IN ('pending', 'running'))
+    WHERE id = ANY(%(ids)s::bigint[]) AND ended_at IS NULL
+      AND NOT EXISTS (SELECT FROM {jobs} j WHERE j.batch = b.id AND j.status IN ('pending', 'running')) -- sent back since
     ORDER BY id
-    LIMIT 100
     FOR UPDATE SKIP LOCKED
 ), counted AS (
     SELECT o.id, count(j.id) AS jobs, count(*) FILTER (WHERE status = 'succeeded') AS succeeded,
