@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 
+import psycopg
 import pytest
 
 from engine import APP, Inside, failures, insert, row, status
 from redrive import Queue, heartbeat
 from redrive.errors import InvalidOption
-from support import wait_for
+from redrive.migrate import migrate
+from support import database, wait_for
 
 LEASE = 1.0
 
@@ -155,6 +157,25 @@ def test_a_deleted_row_comes_back_with_the_next_beat(queue, judge, conn):
         ).fetchone()
     )
     assert (name, kinds, in_flight, pid, silent) == (judge.name, ["other"], 0, judge.listener.pid, False)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [("UTF8", "\ufffd\ufffd\u65e5"), ("LATIN1", r"\ufffd\ufffd\u65e5")],
+    ids=["UTF8", "LATIN1"],
+)
+def test_a_complaint_that_the_database_cannot_store_as_it_is_does_not_stop_the_heart_cn_07(server_url, encoding, said):
+    """Its worker would be taken for dead, and its jobs run elsewhere."""
+    with database(server_url, f"template0 encoding '{encoding}' lc_collate 'C' lc_ctype 'C'") as dsn:
+        migrate(dsn)
+        queue = Queue(dsn, lease=LEASE)
+        queue.handler("other")(lambda payload: None)
+        with Inside(queue) as inside, psycopg.connect(dsn, autocommit=True, client_encoding="utf8") as conn:
+            inside.worker.sweeper.trouble = "\x00\udcff\u65e5"
+            beats = inside.worker.heartbeat.beats
+            wait_for(lambda: inside.worker.heartbeat.beats > beats + 1, 5)
+            assert conn.execute("select problem from redrive.workers").fetchone() == (f"sweeper loop: {said}",)
+        queue.close()
 
 
 def test_handlers_learn_that_the_lease_was_lost_and_async_ones_are_stopped_cr_05(queue, conn):
