@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import subprocess
@@ -91,6 +92,32 @@ def test_one_that_broke_in_use_is_not_kept(db):
         conn.execute("SELECT 1 / 0")
     assert pid(pool) != first
     pool.close()
+
+
+def test_after_a_failover_one_enqueue_hears_of_the_old_server_and_none_after_it_cn_05(db, open_now):
+    """As if all sessions led to a primary that was demoted: it answers, and takes no job."""
+    queue = Queue(db)
+    with contextlib.ExitStack() as stack:
+        for _ in range(KEPT + 1):
+            lent = stack.enter_context(queue.pool.connection())
+            lent.execute("SET default_transaction_read_only = on")
+    with queue.pool.connection():  # in use just then, and not kept after it
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            queue.enqueue("mail")
+        assert queue.enqueue("mail").created
+    assert queue.enqueue("mail").created
+    support.wait_for(lambda: open_now() == 1)
+
+    async def scenario() -> None:
+        async with queue.pool.async_connection() as one, queue._pool.async_connection() as other:
+            for each in (one, other):
+                await each.execute("SET default_transaction_read_only = on")
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            await queue.enqueue_async("mail")
+        assert (await queue.enqueue_async("mail")).created
+
+    asyncio.run(scenario())
+    queue.close()
 
 
 def test_a_few_idle_ones_are_kept_and_the_rest_closed(db, open_now):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from redrive.connections import conninfo
+from redrive.connections import conninfo, is_outage
 from redrive.statements import arun, named, run
 
 if TYPE_CHECKING:
@@ -42,19 +42,22 @@ class Pool:
         self._settled = conninfo(dsn, application="redrive queue", settled=True)
         self._direct: bool | None = None
         """Whether a session is ours alone, so that statements can be prepared in it; the first connection finds out."""
+        self._outages = 0
         self._begin()
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[Any]]:
         """Lend an autocommit connection; one that breaks is closed, and a stale idle one is replaced before use."""
         self._after_fork()
+        outages = self._outages
         conn = self._take(self._idle) or self._connect()
         try:
             yield conn
-        except BaseException:
+        except BaseException as error:
             conn.close()
+            self._distrust(error)
             raise
-        self._keep(self._idle, conn)
+        self._keep(self._idle, conn, outages)
 
     @asynccontextmanager
     async def async_connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
@@ -63,13 +66,15 @@ class Pool:
         self._forget_closed_loops()
         with self._lock:
             idle = self._async_idle[asyncio.get_running_loop()]
+        outages = self._outages
         conn = self._take(idle) or await self._aconnect()
         try:
             yield conn
-        except BaseException:
+        except BaseException as error:
             await conn.close()
+            self._distrust(error)
             raise
-        self._keep(idle, conn)
+        self._keep(idle, conn, outages)
 
     def close(self) -> None:
         """Close the idle connections of this process, those of every loop included."""
@@ -140,10 +145,16 @@ class Pool:
                 return conn
             _end(conn)
 
-    def _keep(self, idle: list[C], conn: C) -> None:
+    def _distrust(self, error: BaseException) -> None:
+        """Keep nothing from before an outage: after a failover it may lead to the old server, which answers."""
+        if is_outage(error):
+            self._outages += 1
+            self.close()
+
+    def _keep(self, idle: list[C], conn: C, outages: int) -> None:
         self._after_fork()
         with self._lock:
-            if len(idle) < KEPT and not conn.closed:
+            if len(idle) < KEPT and not conn.closed and outages == self._outages:
                 idle.append(conn)
                 return
         _end(conn)
