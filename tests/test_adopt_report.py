@@ -267,7 +267,7 @@ def test_a_text_that_is_no_time_leaves_its_column_out_and_the_rest_in(home):
 # -- a map goes over what names promise
 
 
-def test_the_map_says_what_words_mean_and_how_many_tries_there_are(home):
+def test_the_map_says_what_words_mean_and_how_many_tries_there_are_rb_07(home):
     mapping = parse(changed(attempts__max=2, runnable={"column": "status", "values": ["pending"]}, waiting=None))
     made = look(home, "mail_jobs", mapping=mapping)
     assert lost(made)["out_of_attempts"] == 9  # the four that were, and five that have tried twice

@@ -161,6 +161,7 @@ def test_a_job_that_kills_its_worker_dies_after_max_crashes_and_its_hook_runs_on
     assert len(effects.starts(poison)) == 3
     found = row(conn, poison)
     assert "poison: its worker died 3 times while it ran alone" in found.last_error
+    assert f":{effects.starts(poison)[-1].pid}:" in found.last_error.rpartition("the last was ")[2]
     assert (found.crashes, found.locked_by, found.attempts) == (0, None, 0)
     assert [failure.outcome for failure in failures(conn, poison)] == ["reclaimed", "reclaimed", "dead"]
     [hook] = wait_for(lambda: effects.all("on_dead", poison))

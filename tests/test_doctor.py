@@ -215,7 +215,7 @@ def test_a_pooler_is_known_as_one(db, pgbouncer):
     queue.close()
 
 
-def test_due_jobs_that_no_worker_knows_are_found(db, conn, queue):
+def test_due_jobs_that_no_worker_knows_are_found_sd_04(db, conn, queue):
     insert(conn, "export\x1b[2J")
     assert one(db, queue, "kinds").remedy == "redrive worker app.jobs:queue"
     queue.worker_command = "python manage.py redrive worker"  # of a Django project

@@ -54,6 +54,8 @@ class TestDecoration:
         assert (add.__name__, add.__doc__, add.__wrapped__.__name__) == ("add", "Add.", "add")
 
     def test_without_a_kind_the_functions_name_is_the_kind(self, queue):
+        """SD-05: and not its module's, so it may move, and stand in a program's own file."""
+
         @queue.handler()
         def send_email(payload):
             pass

@@ -102,6 +102,15 @@ class TestConcurrency:
         succeed(conn, [job for job in taken if job.lane == "a"][:1])
         assert [(job.lane, job.priority) for job in claim(conn, "export")] == [("a", 3)]
 
+    def test_what_is_not_due_yet_takes_no_room_from_what_is_cl_08(self, conn, queue):
+        """A limit is mutual exclusion and no order: one that waits out an hour, or its back-off, stalls nobody."""
+        queue.kinds.limit("export", lane_running=1)
+        later = datetime.now(UTC) + timedelta(hours=1)
+        add(conn, "export", lane="k", priority=0, run_at=later)
+        add(conn, "export", lane="k", priority=0, run_at=later, attempts=3)
+        add(conn, "export", lane="k", priority=5)
+        assert [job.priority for job in claim(conn, "export")] == [5]
+
     def test_priorities_that_share_a_lanes_room_never_exceed_it_together(self, conn, queue):
         queue.kinds.limit("export", lane_running=3)
         add(conn, "export", 2, lane="a", priority=3)

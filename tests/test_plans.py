@@ -68,11 +68,17 @@ USERS_INDEXES = (
 )
 
 
-@pytest.mark.parametrize("indexes", [(), USERS_INDEXES], ids=["our indexes", "the user's indexes beside ours"])
-def test_a_claim_never_takes_or_locks_more_than_its_limit_whatever_the_plan(conn, db, indexes):
+@pytest.mark.parametrize(
+    ("name", "indexes"),
+    [("claim_jobs", ()), ("claim_jobs", USERS_INDEXES), ("claim_limited", USERS_INDEXES)],
+    ids=["our indexes", "the user's indexes beside ours", "with limits"],
+)
+def test_a_claim_never_takes_or_locks_more_than_its_limit_whatever_the_plan(conn, db, name, indexes):
     """CL-01: under every combination of join and sort methods, before and after ANALYZE, on a table that grew since."""
     for each in indexes:
         conn.execute(each)
+    if name == "claim_limited":
+        conn.execute("INSERT INTO redrive.kinds (kind, running_most) VALUES ('mail', 100)")
     conn.execute("INSERT INTO redrive.jobs (kind) VALUES ('mail')")
     conn.execute("VACUUM ANALYZE redrive.jobs")
     conn.execute(
@@ -81,10 +87,12 @@ def test_a_claim_never_takes_or_locks_more_than_its_limit_whatever_the_plan(conn
     )
     lanes = {"kinds": ["mail"] * 2, "priorities": [5] * 2, "lanes": ["", "a"], "starts": ["-infinity"] * 2}
     claim = lanes | {"quotas": [10, 10], "start_ids": [0, 0], "ends": [], "end_ids": [], "limit": 2, "worker": "me"}
+    claim |= {"locked": ["mail"]}
     free = "SELECT count(*) FROM (SELECT FROM redrive.jobs FOR UPDATE SKIP LOCKED) unlocked"
-    states = itertools.product((False, True), *itertools.repeat((True, False), len(SWITCHES)), ("custom", "generic"))
-    prepare(conn, "claim_jobs")
-    said = call("claim_jobs", claim)
+    modes = ("generic", "custom")[: 2 - (name == "claim_limited")]  # which takes its time to plan; workers say generic
+    states = itertools.product((False, True), *itertools.repeat((True, False), len(SWITCHES)), modes)
+    prepare(conn, name)
+    said = call(name, claim)
     with psycopg.connect(db, autocommit=True) as other:
         for analyze, *on, plan in states:
             if analyze:

@@ -636,6 +636,22 @@ class TestOrder:
         assert len(order) == 1020
         assert max(place for place, kind in enumerate(order) if kind == "mail") < 500
 
+    def test_behind_a_flood_of_important_jobs_the_last_priority_runs_once_it_has_waited_a_minute(self, conn, queue):
+        """CL-07: the flood is not over by then."""
+        order = []
+
+        @queue.handler("urgent")
+        def urgent(payload):
+            time.sleep(0.004)  # so that no claim takes much of it ahead
+            order.append("urgent")
+
+        queue.handler("late")(lambda payload: order.append("late"))
+        queue.enqueue_many("urgent", range(150), priority=0)
+        plain_insert(conn, "late", priority=9, run_at=datetime.now(UTC) - timedelta(seconds=61))
+        drain(queue, concurrency=1)
+        assert len(order) == 151
+        assert order.index("late") < 75
+
 
 class TestCancel:
     def test_a_pending_job_is_cancelled_at_once_and_never_runs(self, conn, queue):

@@ -65,7 +65,7 @@ def test_within_the_grace_what_runs_comes_to_its_end_sd_01(start, conn, effects)
     "kinds", [("nap",) * 4, ("doze",) * 4, ("apart",) * 4, ("nap", "doze", "attentive", "attentive")]
 )
 def test_after_the_grace_what_runs_is_handed_back_and_no_try_is_spent_sd_01(start, conn, effects, kinds):
-    """Exit within a second of the grace, code 0, though threads that nobody can stop still run."""
+    """Exit within a second of the grace of 1 s, code 0, though threads that nobody can stop still run."""
     worker = start("--grace", "1")
     jobs = [insert(conn, kind, '{"seconds": 30}') for kind in kinds]
     wait_for(lambda: len(effects.starts()) == 4)
@@ -73,7 +73,7 @@ def test_after_the_grace_what_runs_is_handed_back_and_no_try_is_spent_sd_01(star
     assert worker.stop() == 0
     took = time.monotonic() - began
     measured(f"{kinds}: gone {took:.2f} s after SIGTERM, grace 1 s")
-    assert took < 2.5
+    assert took < 2
     assert_handed_back(conn, jobs)
     assert effects.ends() == []
     assert not any(Path(f"/proc/{effect.pid}").exists() for effect in effects.starts())
@@ -140,7 +140,7 @@ def test_jobs_that_were_claimed_and_had_not_begun_go_back_at_once(db, conn, monk
 
 
 def test_the_heartbeat_goes_on_and_a_cancel_is_seen_while_a_worker_drains_sd_03(start, conn, effects, db):
-    """For three leases after the signal, beside a worker that would take over."""
+    """For three leases after the signal, beside a worker that would take over; the cancel within a second."""
     draining = start("--lease", "1", "--grace", "30")
     jobs = [insert(conn, kind, '{"seconds": 4}') for kind in ("nap", "doze")]
     unwanted = insert(conn, "nap", '{"seconds": 60}')
@@ -152,6 +152,9 @@ def test_the_heartbeat_goes_on_and_a_cancel_is_seen_while_a_worker_drains_sd_03(
         wait_for(lambda: "stops and waits for 3 jobs" in draining.log())
         assert queue.cancel(unwanted) == {unwanted: "running"}
         wait_for(lambda: status(conn, unwanted) == "failed", 3)
+        took = (row(conn, unwanted).updated_at - row(conn, unwanted).cancel_requested_at).total_seconds()
+        measured(f"cancelled {took:.2f} s after it was asked for, in a drain")
+        assert took < 1
         assert {status(conn, job) for job in jobs} == {"running"}
         assert draining.process.wait(15) == 0
         assert peer.worker.reaper._sweep_at  # there was a judge

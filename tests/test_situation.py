@@ -61,7 +61,7 @@ def test_work_is_late_by_the_age_of_what_is_due_and_not_by_how_much_there_is(que
     assert part.findings[0].query == 'kind:"mail"'
 
 
-def test_a_due_kind_that_nobody_knows_is_bad_and_a_paused_one_is_a_note(queue, conn, reading, worker):
+def test_a_due_kind_that_nobody_knows_is_bad_and_a_paused_one_is_a_note_sd_04(queue, conn, reading, worker):
     conn.execute("insert into redrive.jobs (kind, run_at) values ('fax', now() - interval '40 s')")
     conn.execute("insert into redrive.jobs (kind, run_at) values ('mail', now() - interval '1 h')")
     queue.kinds.pause("mail", by="ada", reason="the provider is down")
