@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -51,7 +52,7 @@ def main() -> int:
     stopping = told_to_stop()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     say(f"seed {seed}, {given.seconds:g} s")
-    verdict, how = run(seed, given.seconds, stopping, given.keep)
+    verdict, how = run(seed, given.seconds, stopping, given.keep, pooled=given.pooled)
     explain(verdict, how)
     failed = any(verdict.counts.values())
     if given.report and failed:
@@ -101,19 +102,29 @@ def arguments() -> argparse.Namespace:
         "--seed", type=int, help="what faults and jobs are drawn from; another one each time unless given"
     )
     parser.add_argument("--report", type=Path, help="where the report goes, in Markdown: docs/chaos.md")
+    parser.add_argument("--pooled", action="store_true", help="pgbouncer between everybody and the database")
     parser.add_argument("--keep", type=Path, help="where to keep the ledger and the workers' logs")
     return parser.parse_args()
 
 
-def run(seed: int, seconds: float, stopping: threading.Event, keep: Path | None) -> tuple[Verdict, Circumstances]:
-    """Do one run and judge it."""
+def run(
+    seed: int, seconds: float, stopping: threading.Event, keep: Path | None, *, pooled: bool
+) -> tuple[Verdict, Circumstances]:
+    """Do one run and judge it.
+
+    Raises:
+        RuntimeError: when all is to go through a pooler, and there is none.
+    """
     no_disk = disk.own_mounts()
     jobs = int(JOBS_PER_SECOND * seconds * AT_WORK)
     with Stage(32 + jobs // 250, no_disk=no_disk) as stage:
+        if pooled and not stage.pooled:
+            raise RuntimeError(f"pgbouncer: {stage.missing['pgbouncer']}")
         ledger = Ledger(stage.ledger, "conductor")
-        crew = Crew(fill(stage), ledger, stage.ledger, stage.direct)
+        crew = Crew(fill(stage, pooled=pooled), ledger, stage.ledger, stage.direct)
         scene = Scene(stage, crew, ledger)
         ways = Ways(stage.network.dsn, stage.direct, stage.pooled)
+        ways = replace(ways, network=ways.pooled, direct=ways.pooled) if pooled else ways
         producers = Producers(orders(seed, jobs), JOBS_PER_SECOND, ways, ledger)
         conductor = Conductor(scene, plan(seed, seconds * AT_WORK), seconds * AT_WORK, say)
         over = threading.Event()
@@ -147,11 +158,19 @@ def run(seed: int, seconds: float, stopping: threading.Event, keep: Path | None)
             postgres=stage.version,
             redrive=version("redrive"),
             missing=stage.missing
-            | {f"the fault: {each.fault.name}": each.skipped for each in conductor.struck if each.skipped},
+            | {f"the fault: {each.fault.name}": each.skipped for each in conductor.struck if each.skipped}
+            | {f"work for the worker {name}": "it ran no job" for name in idle(evidence)},
             slots=[f"{slot.name} ({slot.way})" for slot in crew.slots],
             rate=JOBS_PER_SECOND,
+            pooled=pooled,
         )
         return judge(seed, evidence, conductor.struck), how
+
+
+def idle(evidence: Evidence) -> list[str]:
+    """Name the workers that no handler's word tells of: what was to be proven of them is not."""
+    busy = {life.slot for each in evidence.tries if (life := evidence.life(each.worker, each.began))}
+    return sorted(evidence.ways.keys() - busy)
 
 
 def limit(dsn: str) -> None:

@@ -33,9 +33,12 @@ LATE = 1.2
 TICK = 0.1
 STARVED = 0.4
 """A thread that sleeps for a tick and comes back this much later was not let run by the machine."""
+MOVED = 60.0
+"""Seconds by which a clock that is moved on purpose is moved at least."""
 
 queue = Queue()
-ledger = Ledger(Path(os.environ["CHAOS_LEDGER"]), f"worker-{SLOT}")
+LEDGERS = Path(os.environ["CHAOS_LEDGER"])
+ledger = Ledger(LEDGERS, f"worker-{SLOT}")
 soon = backoff.fixed(0.3, jitter=0.3)
 
 
@@ -213,12 +216,16 @@ if hasattr(redrive, "Breaker"):  # the older one knows neither limits nor breake
 
 
 def _watch() -> None:
-    """Note when the machine did not let this process run: what then looks like death is nobody's fault."""
+    """Note when the machine did not let this process run, which nobody is to blame for, and what its clock shows."""
+    clock, showed = Ledger(LEDGERS, f"clock-{SLOT}"), 0.0
     while True:
         began = time.monotonic()
         pause(TICK)
         if (late_by := time.monotonic() - began - TICK) > STARVED:
             ledger.write("starved", pid=os.getpid(), since=began, seconds=late_by)
+        if abs((shows := time.time() - time.monotonic()) - showed) > MOVED:
+            clock.write("clock", shows=shows)
+            showed = shows
 
 
 threading.Thread(target=_watch, name="chaos-watch", daemon=True).start()

@@ -5,6 +5,7 @@ Times are monotonic seconds; those of the database are brought to the same clock
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from psycopg.rows import class_row
 
 FOR_EVER = float("inf")
 EVERYBODY = "*"
+WORKER = re.compile(r"\S+:\d+:[0-9a-z]{6}$")
+"""How a worker's session calls itself in the end: host, process and boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,24 @@ class Change:
     key_was: str | None = None
     key: str | None = None
     reason: str | None = None
+    by: str = ""
+    """The session that made it, as it calls itself."""
+
+    @property
+    def before(self) -> tuple[object, ...]:
+        """All that is noted of the row before."""
+        return self.was, self.claims_was, self.attempts_was, self.crashes_was, self.holder_was, self.key_was
+
+    @property
+    def after(self) -> tuple[object, ...]:
+        """All that is noted of the row after."""
+        return self.now, self.claims, self.attempts, self.crashes, self.holder, self.key
+
+    @property
+    def taken(self) -> bool:
+        """Whether a worker ended the lease of another."""
+        worker = WORKER.search(self.by)
+        return bool(worker and self.was == "running" and self.now != "running" and worker[0] != self.holder_was)
 
     def __str__(self) -> str:
         """Tell it in a line."""
@@ -91,6 +112,7 @@ class Try:
     ended: float = FOR_EVER
     how: str = ""
     """returned, or the name of what it raised; empty where its process did not live to say so."""
+    kind: str = ""
 
 
 @dataclass(slots=True)
@@ -136,12 +158,16 @@ class Evidence:
     """Enqueues that failed, or whose answer never came."""
     ordered: dict[int, bool] = field(default_factory=dict)
     """By number: whether the application's own row of the same transaction is there."""
+    in_one_commit: set[int] = field(default_factory=set)
+    """Numbers of jobs that were enqueued, or were to be, in one transaction with such a row."""
     changes: list[Change] = field(default_factory=list)
     rows: dict[int, Row] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     effects: list[int] = field(default_factory=list)
     """The job of each effect that was committed together with its success."""
     tries: list[Try] = field(default_factory=list)
+    suicides: set[int] = field(default_factory=set)
+    """Jobs whose handler said that it was about to kill its process."""
     lives: list[Life] = field(default_factory=list)
     cut_off: list[tuple[str, float, float]] = field(default_factory=list)
     """The way, since when, and until when."""
@@ -173,14 +199,15 @@ class Evidence:
         life = self.life(worker, until)  # since when it matters may be before its start
         if life is None:
             return ""
-        if life.gone <= until:
+        if life.gone <= until and not life.by_itself:  # who ended and nobody had asked for it has no excuse
             return "killed" if life.killed <= until else "ended"
         if _overlaps(life.frozen, since, until):
             return "frozen"
         way = self.ways.get(life.slot, "")
         if _overlaps([(a, b) for where, a, b in self.cut_off if where in (way, EVERYBODY)], since, until):
             return "cut off"
-        if _overlaps(life.starved, since, until):
+        # a moment is no excuse: the lease is there for that
+        if sum(min(b, until) - max(a, since) for a, b in life.starved if a <= until and b >= since) > self.lease / 2:
             return "starved by the machine"
         return ""
 
@@ -202,6 +229,8 @@ def heard(evidence: Evidence, facts: Iterable[dict[str, Any]]) -> None:
                 lives[fact["pid"]] = Life(fact["pid"], fact["slot"], fact["at"])
                 evidence.lives.append(lives[fact["pid"]])
             case what if "pid" in fact and fact["pid"] in lives:
+                if what == "suicide":
+                    evidence.suicides.add(fact["job"])
                 _happened(lives[fact["pid"]], what, fact, frozen)
             case what:
                 _was_done(evidence, what, fact)
@@ -220,6 +249,8 @@ def _ran(evidence: Evidence, fact: dict[str, Any], starts: dict[tuple[int, int, 
 
 def _was_done(evidence: Evidence, what: str, fact: dict[str, Any]) -> None:
     match what:
+        case "meant" if fact["road"] == "order" and fact["key"] is None:  # a key that is taken makes no job
+            evidence.in_one_commit.update(fact["n"])
         case "acknowledged":
             evidence.acknowledged.update(fact["n"])
             evidence.acknowledged_at.update(dict.fromkeys(fact["n"], fact["at"]))
@@ -255,7 +286,7 @@ def _happened(life: Life, what: str, fact: dict[str, Any], frozen: dict[int, flo
 
 
 def _try(start: dict[str, Any], end: dict[str, Any] | None) -> Try:
-    about = {name: start[name] for name in ("job", "n", "claim", "worker")}
+    about = {name: start[name] for name in ("job", "n", "claim", "worker", "kind")}
     if end is None:
         return Try(**about, began=start["at"])
     return Try(**about, began=start["at"], ended=end["at"], how=end["how"])
@@ -263,7 +294,7 @@ def _try(start: dict[str, Any], end: dict[str, Any] | None) -> Try:
 
 CHANGES = """
     SELECT id, extract(epoch FROM at)::float8 - %s AS at, job, n, kind, was, now, claims_was, claims, attempts_was,
-           attempts, crashes_was, crashes, holder_was, holder, key_was, key, reason
+           attempts, crashes_was, crashes, holder_was, holder, key_was, key, reason, coalesce(by, '') AS by
     FROM chaos.changes ORDER BY id
 """
 ROWS = """

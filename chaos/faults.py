@@ -1,6 +1,7 @@
 """What each fault does. Every function strikes, lasts, lifts what it did, and says how long the recovery took.
 
-Those which need what this machine lacks say so by :class:`Skipped`; none is left out in silence.
+Those which need what this machine lacks say so by :class:`Skipped`; none is left out in silence. So do those that
+struck nobody, where that can happen (nobody was on the line, nobody needed room on the full disk): they do not count.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import psycopg
 from psycopg import sql
 
 from chaos import disk
+from chaos.crew import LEASE, Slot
+from chaos.ledger import read
 from chaos.patience import wait_for
 from chaos.plan import Planned
+from chaos.proxy import Proxy
 from chaos.scene import HOPELESS, Scene, Skipped
 from chaos.stage import ROLE
 
+HOUR = 3600
 SESSIONS = (
     "SELECT pid, application_name FROM pg_stat_activity WHERE usename = %s AND application_name LIKE 'redrive %%'"
 )
@@ -63,9 +68,22 @@ def clock(scene: Scene, fault: Planned) -> float | None:
         raise Skipped("no libfaketime here, and no root with apt-get to install it")
     [slot] = slots
     assert slot.clock is not None  # noqa: S101 - by the list's own condition
-    now = slot.clock.read_text()
-    slot.clock.write_text("+3600s" if now != "+3600s" and fault.pick < 0.5 else "-3600s" if now != "-3600s" else "+0s")  # noqa: PLR2004 - a coin
+    now = int(slot.clock.read_text().removesuffix("s"))
+    other = HOUR if now != HOUR and fault.pick < 0.5 else -HOUR if now != -HOUR else 0  # noqa: PLR2004 - a coin
+    slot.clock.write_text(f"{other:+d}s")
+    ours = time.time() - time.monotonic()
+    try:
+        wait_for(lambda: abs(_clock_of(scene, slot) - ours - other) < HOUR / 4)
+    except AssertionError:
+        raise Skipped("the worker did not see its clock move") from None
     return scene.recovered([slot], time.monotonic())
+
+
+def _clock_of(scene: Scene, slot: Slot) -> float:
+    """Say what the worker's clock showed last where the monotonic one shows 0, by its own word."""
+    facts = read(scene.stage.ledger, f"clock-{slot.name}-")
+    _, shows = max(((fact["at"], float(fact["shows"])) for fact in facts), default=(0.0, 0.0))
+    return shows
 
 
 # -- sessions
@@ -89,25 +107,28 @@ def end_a_session(scene: Scene, fault: Planned) -> float | None:
 def connection_limit(scene: Scene, fault: Planned) -> float | None:
     """Take all connections that are left, end some of ours, and let nobody in for a while."""
     hogs: list[psycopg.Connection] = []
-    with scene.cut_off("*"):
-        try:
-            for end in (False, True):
-                if end:
-                    _end_sessions(scene, every=2)
-                with contextlib.suppress(psycopg.OperationalError):
-                    while True:
-                        hogs.append(psycopg.connect(scene.stage.plain))
-            time.sleep(fault.lasts)
-        finally:
-            for hog in hogs:
-                hog.close()
-    return _all_well(scene)
+    told = b"too many clients|connection slots are reserved"
+    with scene.complaints(told, "nobody came meanwhile", beside=2):  # twice it is ourselves who are told
+        with scene.cut_off("*"):
+            try:
+                for end in (False, True):
+                    if end:
+                        _end_sessions(scene, every=2)
+                    with contextlib.suppress(psycopg.OperationalError):
+                        while True:
+                            hogs.append(psycopg.connect(scene.stage.plain))
+                time.sleep(fault.lasts)
+            finally:
+                for hog in hogs:
+                    hog.close()
+        return _all_well(scene)
 
 
 def timeouts(scene: Scene, fault: Planned) -> float | None:
     """Short statement and lock timeouts for the role, on a table that is locked again and again."""
     role = sql.Identifier(ROLE)
-    with scene.stage.connect() as conn:
+    cancelled = scene.complaints(b"due to (statement|lock) timeout", "no statement took that long")
+    with cancelled, scene.stage.connect() as conn:
         with scene.outage():
             conn.execute(sql.SQL("ALTER ROLE {} SET statement_timeout = '150ms'").format(role))
             conn.execute(sql.SQL("ALTER ROLE {} SET lock_timeout = '100ms'").format(role))
@@ -135,8 +156,8 @@ def _end_sessions(scene: Scene, every: int = 1) -> None:
 
 
 def restart_fast(scene: Scene, fault: Planned) -> float | None:
-    """Stop the server as an operator does, and start it again after a while."""
-    return _restart(scene, fault, "fast")
+    """Stop the server as an operator does, and start it again after more than a lease: nobody is reaped for it."""
+    return _restart(scene, fault, "fast", at_least=1.2 * LEASE)
 
 
 def restart_immediate(scene: Scene, fault: Planned) -> float | None:
@@ -144,10 +165,10 @@ def restart_immediate(scene: Scene, fault: Planned) -> float | None:
     return _restart(scene, fault, "immediate")
 
 
-def _restart(scene: Scene, fault: Planned, mode: str) -> float | None:
+def _restart(scene: Scene, fault: Planned, mode: str, at_least: float = 0.0) -> float | None:
     with scene.outage():
         scene.stage.server.stop(mode)
-        time.sleep(fault.lasts)
+        time.sleep(at_least + fault.lasts)
         scene.stage.server.start()
     return _all_well(scene)
 
@@ -164,7 +185,8 @@ def failover(scene: Scene, _fault: Planned) -> float | None:
 
 def read_only(scene: Scene, fault: Planned) -> float | None:
     """default_transaction_read_only: what a primary is that somebody else is about to replace."""
-    with scene.stage.connect() as conn:
+    refused = scene.complaints(b"cannot execute (INSERT|UPDATE) in a read-only", "nobody wanted to write")
+    with refused, scene.stage.connect() as conn:
         with scene.outage():
             conn.execute("ALTER SYSTEM SET default_transaction_read_only = on")
             conn.execute("SELECT pg_reload_conf()")
@@ -188,9 +210,9 @@ def row_locks(scene: Scene, fault: Planned) -> float | None:
     """Lock rows of running and waiting jobs, as a forgotten transaction does."""
     with scene.stage.connect() as conn:
         with conn.transaction():
-            for state in ("running", "pending"):
-                rows = sql.SQL("SELECT id FROM redrive.jobs WHERE status = {} LIMIT 20 FOR UPDATE SKIP LOCKED")
-                conn.execute(rows.format(state))
+            rows = sql.SQL("SELECT id FROM redrive.jobs WHERE status = {} LIMIT 20 FOR UPDATE SKIP LOCKED")
+            if not sum(conn.execute(rows.format(state)).rowcount for state in ("running", "pending")):
+                raise Skipped("no job was waiting or running")
             time.sleep(fault.lasts)
         return _all_well(scene)
 
@@ -208,13 +230,14 @@ def disk_full(scene: Scene, fault: Planned) -> float | None:
     """Fill the disk that the jobs are on."""
     if scene.stage.no_disk:
         raise Skipped(scene.stage.no_disk)
-    with scene.outage():
-        filler = disk.fill(scene.stage.disk)
-        try:
-            time.sleep(fault.lasts)
-        finally:
-            filler.unlink()
-    return _all_well(scene)
+    with scene.complaints(b"could not extend file|No space left on device", "nobody needed room meanwhile"):
+        with scene.outage():
+            filler = disk.fill(scene.stage.disk)
+            try:
+                time.sleep(fault.lasts)
+            finally:
+                filler.unlink()
+        return _all_well(scene)
 
 
 def _all_well(scene: Scene, since: float | None = None) -> float | None:
@@ -226,20 +249,30 @@ def _all_well(scene: Scene, since: float | None = None) -> float | None:
 
 def cut(scene: Scene, fault: Planned) -> float | None:
     """End every connection of a way at once, without a goodbye."""
-    return _on_the_way(scene, fault, lambda proxy: proxy.cut())
+
+    def end(proxy: Proxy) -> None:
+        if not proxy.cut():
+            raise Skipped("nobody was on that way")
+
+    return _on_the_way(scene, fault, end)
 
 
 def half_close(scene: Scene, fault: Planned) -> float | None:
     """Say that the server says no more, to one sort of session."""
     roles = ("claim", "outcome", "heartbeat", "listen")
     role = roles[int(fault.pick * 1000) % len(roles)]
-    return _on_the_way(scene, fault, lambda proxy: proxy.half_close(role), sees_roles=True)
+
+    def say_no_more(proxy: Proxy) -> None:
+        if not proxy.half_close(role):
+            raise Skipped("no such session was on that way")
+
+    return _on_the_way(scene, fault, say_no_more, sees_roles=True)
 
 
 def delay(scene: Scene, fault: Planned) -> float | None:
     """Let every packet take its time."""
 
-    def slow(proxy: Any) -> None:
+    def slow(proxy: Proxy) -> None:
         proxy.delay = 0.02 + 0.2 * fault.pick
         time.sleep(fault.lasts)
         proxy.delay = 0.0
@@ -250,7 +283,7 @@ def delay(scene: Scene, fault: Planned) -> float | None:
 def black_hole(scene: Scene, fault: Planned) -> float | None:
     """Let nothing through, and tell nobody."""
 
-    def swallow(proxy: Any) -> None:
+    def swallow(proxy: Proxy) -> None:
         with proxy.black_hole():
             time.sleep(fault.lasts)
 
@@ -260,9 +293,12 @@ def black_hole(scene: Scene, fault: Planned) -> float | None:
 def refuse(scene: Scene, fault: Planned) -> float | None:
     """Cut all connections, and take no new ones for a while."""
 
-    def shut(proxy: Any) -> None:
+    def shut(proxy: Proxy) -> None:
+        before = proxy.refused
         with proxy.down():
             time.sleep(fault.lasts)
+        if proxy.refused == before:
+            raise Skipped("nobody came meanwhile")
 
     return _on_the_way(scene, fault, shut)
 
@@ -270,19 +306,23 @@ def refuse(scene: Scene, fault: Planned) -> float | None:
 def swallow_an_answer(scene: Scene, fault: Planned) -> float | None:
     """Cut the line in place of the answer: what was asked for is done, and nobody is told."""
 
-    def swallow(proxy: Any) -> None:
-        proxy.swallow_answer("claim" if fault.pick < 0.5 else "outcome", of=b"UPDATE")  # noqa: PLR2004 - a coin
-        proxy.swallowed.wait(fault.lasts)
+    def swallow(proxy: Proxy) -> None:
+        # of one that did something: most claims of a worker with nothing to do find nothing
+        proxy.swallow_answer("claim" if fault.pick < 0.5 else "outcome", of=b"UPDATE [1-9]")  # noqa: PLR2004 - a coin
+        swallowed = proxy.swallowed.wait(fault.lasts)
         proxy.swallow_answer("nobody")
+        if not swallowed:
+            raise Skipped("no such answer came by")
 
     return _on_the_way(scene, fault, swallow, sees_roles=True)
 
 
 def _on_the_way(
-    scene: Scene, fault: Planned, strike: Callable[[Any], None], *, sees_roles: bool = False
+    scene: Scene, fault: Planned, strike: Callable[[Proxy], None], *, sees_roles: bool = False
 ) -> float | None:
     # Behind a pooler nobody can tell whose session it is.
     pooled = bool(scene.stage.pooled) and not sees_roles and (fault.pick * 100) % 1 < 0.25  # noqa: PLR2004 - a quarter
+    pooled = pooled or {slot.way for slot in scene.crew.slots} == {"pooled"}
     way, proxy = ("pooled", scene.stage.floor) if pooled else ("network", scene.stage.network)
     with scene.cut_off(way):
         strike(proxy)

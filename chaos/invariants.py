@@ -1,17 +1,19 @@
 """The promise, taken apart into statements that can be false, each held against the evidence.
 
 Each has a name, belongs to one of the four counts of the verdict, and shows the rows that break it. None of them asks
-redrive: what it says of itself (its history of failures) is compared with what others saw.
+redrive: what it says of itself (its history of failures) is compared with what others saw. That the witnesses saw
+anything, and that they agree, is stated too: else a trigger that noted nothing would find nothing wrong.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from chaos.evidence import FOR_EVER, Change, Evidence, Try
+from chaos import tries
+from chaos.evidence import FOR_EVER, Evidence
 from chaos.orders import LIMIT
 
 LOST, DOUBLE, ILLEGAL, UNEXPLAINED = "lost", "double_outcomes", "illegal_transitions", "unexplained_duplicates"
@@ -20,17 +22,12 @@ ENDS = ("succeeded", "failed", "dead")
 LEGAL = {
     (None, "pending"),
     ("pending", "running"),
-    ("pending", "dead"),
     ("running", "pending"),
     *(("running", end) for end in ENDS),
 }
 """No job here is cancelled or sent back by hand, so nothing leaves an end."""
 ON_PURPOSE = {"ends"}
 """Kinds of which some end `failed`, as they ask for."""
-KILLERS = {"kills", "exits", "isolated"}
-AGAIN = ("Snooze", "SystemExit", "ConnectionError")
-"""What a handler raises that makes its job run again though no try failed; the last where a breaker holds it back."""
-GIVEN_BACK = ("pending", -1)
 SLACK = 1.5
 """Seconds for a statement to be sent and the machine to have other things to do."""
 
@@ -53,6 +50,8 @@ def unfinished(evidence: Evidence) -> Iterator[str]:
     """Acknowledged jobs that are gone, or have not ended."""
     there = {row.n: row for row in evidence.rows.values()}
     last = {change.job: change for change in evidence.changes}
+    if not evidence.acknowledged:
+        yield "no enqueue was acknowledged: nothing is proven"
     for n in sorted(evidence.acknowledged):
         row = there.get(n)
         if row is None:
@@ -100,6 +99,14 @@ def effect_without_success(evidence: Evidence) -> Iterator[str]:
             yield f"order {n} was acknowledged with its job, and is not there"
 
 
+def torn_order(evidence: Evidence) -> Iterator[str]:
+    """Orders without the job of the same transaction, and the reverse: also where nobody knows if it was committed."""
+    jobs = {row.n for row in evidence.rows.values()}
+    for n in sorted(evidence.in_one_commit):
+        if evidence.ordered.get(n, False) is not (n in jobs):
+            yield f"of order {n} and its job only the {'job' if n in jobs else 'order'} is there"
+
+
 # -- double outcomes
 
 
@@ -132,48 +139,34 @@ def illegal_edge(evidence: Evidence) -> Iterator[str]:
     """Changes of state along no edge of the state machine."""
     for change in evidence.changes:
         if change.was == change.now == "running":
-            if (change.claims_was, change.holder_was) != (change.claims, change.holder):
-                yield f"the lease changed hands without a claim: {change}"
-        elif change.was != change.now and (change.was, change.now) not in LEGAL:
+            yield f"the lease or its counts changed without a claim: {change}"
+        elif (change.was, change.now) not in LEGAL:
             yield str(change)
 
 
-def arithmetic(evidence: Evidence) -> Iterator[str]:
-    """Attempts, claims, crashes and failures that do not add up, change by change."""
-    recorded = {(failure.job, failure.claim): failure for failure in evidence.failures}
-    for change in evidence.changes:
-        if change.was is None or change.now is None or change.was == change.now:
+def torn_record(evidence: Evidence) -> Iterator[str]:
+    """Jobs whose record does not lead, change by change, from their insert to the row that is there."""
+    by_job = evidence.by_job()
+    for job in sorted({*evidence.rows, *by_job}):
+        changes, row = by_job.get(job, []), evidence.rows.get(job)
+        if not changes or changes[0].was is not None:
+            yield f"job {job} is not seen to be inserted"
             continue
-        if wrong := _does_not_add_up(change, recorded):
-            yield f"{wrong}: {change}"
+        for one, other in pairwise(changes):
+            if one.after != other.before:
+                yield f"something between is not seen: {one}; {other}"
+        last = changes[-1]
+        found = (row.status, row.claims, row.attempts, row.crashes) if row else None
+        if found != ((last.now, last.claims, last.attempts, last.crashes) if last.now else None):
+            yield f"job {job} is {found}, and at last: {last}"
 
 
-def _does_not_add_up(change: Change, recorded: Mapping[tuple[int, int], object]) -> str:  # noqa: PLR0911 - a table
-    claims = (change.claims or 0) - (change.claims_was or 0)
-    attempts = (change.attempts or 0) - (change.attempts_was or 0)
-    crashes = (change.crashes or 0) - (change.crashes_was or 0)
-    failure = (change.job, change.claims or 0) in recorded
-    match change.was, change.now:
-        case "pending", "running":
-            return "" if (claims, attempts, crashes) == (1, 1, 0) and change.holder else "a claim that did not count"
-        case "running", "pending":
-            if claims or attempts not in (0, -1) or crashes not in (0, 1):
-                return "a try that was counted wrongly"
-            if crashes and not failure:
-                return "a crash without a word in the history"
-            return "" if failure or attempts == -1 else "a try was used up without a word in the history"
-        case _, "dead":
-            return "" if not claims and change.crashes == 0 and failure else "a death that was not recorded"
-        case "running", "succeeded":
-            return "" if not (claims or attempts) else "a success that changed the counts"
-    return ""
-
-
-def too_many_tries(evidence: Evidence) -> Iterator[str]:
-    """Jobs that used more attempts than they had."""
-    for row in evidence.rows.values():
-        if row.attempts > row.max_attempts:
-            yield f"job {row.id} ({row.kind}) used {row.attempts} attempts of {row.max_attempts}"
+def ran_unclaimed(evidence: Evidence) -> Iterator[str]:
+    """Handlers that were begun under no claim of their worker."""
+    claimed = {(change.job, change.claims, change.holder) for change in evidence.changes if change.now == "running"}
+    for each in evidence.tries:
+        if (each.job, each.claim, each.worker) not in claimed:
+            yield f"{each.worker} began job {each.job} under claim {each.claim}, which it never had"
 
 
 def rolled_back_ran(evidence: Evidence) -> Iterator[str]:
@@ -205,13 +198,6 @@ def key_twice(evidence: Evidence) -> Iterator[str]:
         for (_, until, first), (since, _, second) in pairwise(spans):
             if since < until:
                 yield f"key {key} was held by job {first} until {until:.3f} and by job {second} since {since:.3f}"
-
-
-def innocent_death(evidence: Evidence) -> Iterator[str]:
-    """Jobs that ended dead for crashes, and never ended a process."""
-    for row in evidence.rows.values():
-        if row.status == "dead" and row.kind not in KILLERS and (row.last_error or "").startswith("poison"):
-            yield f"job {row.id} ({row.kind}) is dead for crashes that were not its own"
 
 
 def lease_outlived(evidence: Evidence) -> Iterator[str]:
@@ -248,13 +234,6 @@ def over_the_limit(evidence: Evidence) -> Iterator[str]:
             yield f"{len(running)} limited jobs ran at {at:.3f}: {sorted(running)}"
 
 
-def outage_death(evidence: Evidence) -> Iterator[str]:
-    """Jobs that ended dead because what they call was down for a while."""
-    for row in evidence.rows.values():
-        if row.kind == "calls" and row.status == "dead":
-            yield f"job {row.id} is dead after {row.attempts} attempts: {row.last_error}"
-
-
 def calm(evidence: Evidence, since: float, until: float) -> float:
     """Give the seconds in which somebody could judge: not in an outage, nor for the lease of evidence after it."""
     total, at = until - since, since
@@ -270,45 +249,9 @@ def calm(evidence: Evidence, since: float, until: float) -> float:
 # -- unexplained duplicates
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """A try that was not the last of its job, though nothing that its handler did asked for another."""
-
-    first: Try
-    why: str
-    """What happened to its worker; empty where nothing did."""
-
-
-def repeats(evidence: Evidence) -> Iterator[Repeat]:
-    """Find the jobs that ran again although their handler neither failed nor asked for it."""
-    ended = {(change.job, change.claims): change for change in evidence.changes if change.was == "running"}
-    failed = {(failure.job, failure.claim): failure for failure in evidence.failures}
-    newest: dict[int, int] = {}
-    for each in evidence.tries:
-        newest[each.job] = max(newest.get(each.job, 0), each.claim)
-    for each in evidence.tries:
-        if each.claim == newest[each.job]:
-            continue
-        failure = failed.get((each.job, each.claim))
-        own = failure is not None and failure.error_type != "WorkerLost"
-        if own or each.how in (
-            "Snooze",
-            "SystemExit",
-            "ConnectionError",
-        ):  # the last is a breaker's, which held it back
-            continue
-        change = ended.get((each.job, each.claim))
-        until = change.at if change is not None else FOR_EVER
-        life = evidence.life(each.worker, each.began)
-        why = evidence.excuse(each.worker, each.began - evidence.lease, until)
-        if failure is None and life is not None and life.stopping <= until:
-            why = "stopped"
-        yield Repeat(each, why)
-
-
 def unexplained(evidence: Evidence) -> Iterator[str]:
     """Jobs that ran again though nothing had happened to their worker."""
-    for repeat in repeats(evidence):
+    for repeat in tries.repeats(evidence):
         if not repeat.why:
             each = repeat.first
             how = each.how or "had not ended"
@@ -327,7 +270,8 @@ def living_reaped(evidence: Evidence) -> Iterator[str]:
     began = {(change.job, change.claims): change.at for change in evidence.changes if change.now == "running"}
     reaped = {(failure.job, failure.claim) for failure in evidence.failures if failure.error_type == "WorkerLost"}
     for change in evidence.changes:
-        if change.was != "running" or change.now == "running" or (change.job, change.claims or 0) not in reaped:
+        told = (change.job, change.claims or 0) in reaped
+        if change.was != "running" or change.now == "running" or not (told or change.taken):
             continue
         since = began.get((change.job, change.claims), change.at)
         if not evidence.excuse(change.holder_was, since - evidence.lease, change.at):
@@ -352,21 +296,48 @@ INVARIANTS = (
     Invariant(
         "effect_without_success", LOST, "What was one commit is there whole or not at all.", effect_without_success
     ),
+    Invariant(
+        "torn_order",
+        LOST,
+        "A job and the application's row in its transaction are there both or neither.",
+        torn_order,
+    ),
     Invariant("ended_twice", DOUBLE, "Exactly one outcome is recorded for a job.", ended_twice),
     Invariant(
         "effect_twice", DOUBLE, "An effect that is one commit with its job's success is there once.", effect_twice
     ),
     Invariant("failed_twice", DOUBLE, "A claim fails once at most.", failed_twice),
     Invariant("illegal_edge", ILLEGAL, "States change along legal edges only.", illegal_edge),
-    Invariant("arithmetic", ILLEGAL, "Claims, attempts, crashes and failures add up, change by change.", arithmetic),
-    Invariant("too_many_tries", ILLEGAL, "No job uses more attempts than it has.", too_many_tries),
+    Invariant(
+        "torn_record",
+        ILLEGAL,
+        "The record leads without a gap from each job's insert to the row that is there.",
+        torn_record,
+    ),
+    Invariant("ran_unclaimed", ILLEGAL, "A handler begins only under a claim of its worker.", ran_unclaimed),
+    Invariant(
+        "arithmetic", ILLEGAL, "Claims, attempts, crashes and failures add up, change by change.", tries.arithmetic
+    ),
+    Invariant("too_many_tries", ILLEGAL, "No job uses more attempts than it has.", tries.too_many_tries),
+    Invariant(
+        "tried_for_nothing", ILLEGAL, "No attempt is used up in which no handler began.", tries.tried_for_nothing
+    ),
     Invariant("rolled_back_ran", ILLEGAL, "What was rolled back never ran.", rolled_back_ran),
     Invariant("key_twice", ILLEGAL, "A key is held by one live job at every instant.", key_twice),
     Invariant(
-        "innocent_death", ILLEGAL, "No job that did not itself end its worker is dead for crashes.", innocent_death
+        "innocent_death",
+        ILLEGAL,
+        "No job that did not itself end its worker is dead for crashes.",
+        tries.innocent_death,
+    ),
+    Invariant(
+        "undeserved_death",
+        ILLEGAL,
+        "What is dead failed as often as it may, or asked for it, by its handler's own word.",
+        tries.undeserved_death,
     ),
     Invariant("over_the_limit", ILLEGAL, "No more run at any instant than their kind's limit allows.", over_the_limit),
-    Invariant("outage_death", ILLEGAL, "No job dies of an outage of what it calls.", outage_death),
+    Invariant("outage_death", ILLEGAL, "No job dies of an outage of what it calls.", tries.outage_death),
     Invariant("lease_outlived", ILLEGAL, "No lease outlives its worker by more than lease and sweep.", lease_outlived),
     Invariant(
         "unexplained",

@@ -39,9 +39,9 @@ class Ledger:
         return self._file
 
 
-def read(directory: Path) -> Iterator[dict[str, Any]]:
-    """Read the lines of all files; a last line that its process did not live to finish is left out."""
-    for path in sorted(directory.glob(f"*{ENDING}")):
+def read(directory: Path, who: str = "") -> Iterator[dict[str, Any]]:
+    """Read the lines of all files, or of *who* alone; a last line that its process did not live to end is left out."""
+    for path in sorted(directory.glob(f"{who}*{ENDING}")):
         for line in path.read_bytes().split(b"\n")[:-1]:
             fact: dict[str, Any] = json.loads(line)
             yield fact

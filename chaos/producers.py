@@ -60,6 +60,8 @@ class Producers:
             )
         }
         self._dsns = (ways.network, ways.direct)
+        self._prepare_after = None if ways.network == ways.pooled else 5
+        """What is prepared on one session isn't on the next that a pooler gives."""
         self._lock = threading.Lock()
         self._given = 0
         self._over = threading.Event()
@@ -111,7 +113,9 @@ class Producers:
     def _connected(self, conn: psycopg.Connection | None, dsn: str) -> psycopg.Connection | None:
         while conn is None or conn.closed:
             try:
-                conn = psycopg.connect(dsn, autocommit=True, connect_timeout=PATIENCE)
+                conn = psycopg.connect(
+                    dsn, autocommit=True, connect_timeout=PATIENCE, prepare_threshold=self._prepare_after
+                )
             except psycopg.Error:
                 if self._over.wait(0.2):
                     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -98,10 +99,12 @@ class Proxy:
         """Links of the workers' sessions for *role*: claim, outcome, heartbeat or listen."""
         return [link for link in list(self.links) if link.application.startswith(f"redrive {role} ")]
 
-    def cut(self, role: str = "") -> None:
-        """End every connection, or those of one role."""
-        for link in self.of(role) if role else list(self.links):
+    def cut(self, role: str = "") -> int:
+        """End every connection, or those of one role; gives how many there were."""
+        links = self.of(role) if role else list(self.links)
+        for link in links:
             link.cut()
+        return len(links)
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
@@ -131,14 +134,16 @@ class Proxy:
         finally:
             self._speaks.set()
 
-    def half_close(self, role: str) -> None:
-        """Say to the clients that the server says no more, while still hearing them out."""
-        for link in self.of(role):
+    def half_close(self, role: str) -> int:
+        """Say to the clients that the server says no more, while still hearing them out; gives how many there were."""
+        links = self.of(role)
+        for link in links:
             with contextlib.suppress(OSError):
                 link.client.shutdown(socket.SHUT_WR)
+        return len(links)
 
     def swallow_answer(self, role: str, *, to: bytes = b"", of: bytes = b"") -> None:
-        """Cut the line of *role* in place of its next answer *to* a statement with these bytes, or *of* such bytes."""
+        """Cut the line of *role* in place of its next answer *to* a statement with these bytes, or matched by *of*."""
         self.swallowed.clear()
         self._swallow = (role, to, of)
 
@@ -193,7 +198,7 @@ class Proxy:
                 self._speaks.wait()
                 wanted = self._swallow
                 if wanted and wanted[2] and link in self.of(wanted[0]):
-                    link.swallowing = wanted[2] in data
+                    link.swallowing = re.search(wanted[2], data) is not None
                 if link.swallowing:
                     self._swallow = None
                     link.cut()

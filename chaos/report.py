@@ -30,7 +30,7 @@ TOLD = {
     "row locks": "rows of running and waiting jobs locked",
     "snapshot": "a snapshot held",
     "clock": "a worker's clock moved by an hour (libfaketime)",
-    "restart, fast": "Postgres stopped and started",
+    "restart, fast": "Postgres stopped for longer than a lease, and started",
     "restart, immediate": "Postgres crashed and started",
     "failover": "the primary killed, its standby promoted",
     "read-only": "`default_transaction_read_only` on",
@@ -75,6 +75,8 @@ class Circumstances:
     """What could not be had here, and why."""
     slots: list[str]
     rate: float
+    pooled: bool = False
+    """Whether everybody came through the pooler."""
     rabbitmq: str = ""
     """The broker's version, of a run that has one."""
 
@@ -96,7 +98,9 @@ def report(verdict: Verdict, how: Circumstances) -> str:
     ]
     held = [(invariant.says, len(verdict.violations[invariant.name])) for invariant in INVARIANTS]
     parts = [
-        INTRODUCTION.format(how=f"CHAOS_SECONDS={how.seconds:g} SEED={verdict.seed}"),
+        INTRODUCTION.format(
+            how=f"CHAOS_SECONDS={how.seconds:g} SEED={verdict.seed}{' ARGS=--pooled' if how.pooled else ''}"
+        ),
         "## What came of it\n",
         table(("", "count"), came_of_it),
         "\n## Faults, and how long recovery took",
@@ -114,7 +118,8 @@ def report(verdict: Verdict, how: Circumstances) -> str:
         table(("", ""), settings(how)),
     ]
     if how.missing:
-        parts += ["\n## What could not be had, so was not done\n", table(("what", "why"), how.missing.items())]
+        parts += ["\n## What could not be had or struck nobody, and does not count\n"]
+        parts += [table(("what", "why"), how.missing.items())]
     if over_broker := brokered():
         parts += ["", *over_broker]
     if others := beside.section():

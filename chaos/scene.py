@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ GROWN_UP = 1.5
 
 
 class Skipped(Exception):
-    """A fault that can't be made here, and why."""
+    """A fault that can't be made here, or that struck nobody, and why."""
 
 
 class Scene:
@@ -67,6 +68,21 @@ class Scene:
             yield
         finally:
             self.ledger.write("outage", since=since)
+
+    @contextlib.contextmanager
+    def complaints(self, pattern: bytes, otherwise: str, beside: int = 0) -> Iterator[None]:
+        """Demand that the server's log tells of the fault, more than *beside* times: what nobody noticed struck nobody.
+
+        Raises:
+            Skipped: with the word *otherwise*.
+        """
+        log = self.stage.server.log
+        so_far = log.stat().st_size
+        yield
+        with log.open("rb") as said:
+            said.seek(so_far)
+            if sum(1 for _ in re.finditer(pattern, said.read())) <= beside:
+                raise Skipped(otherwise)
 
     def coming_by(self, way: str) -> list[Slot]:
         """List the workers that come that way."""

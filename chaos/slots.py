@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 from chaos.crew import ROOT, Slot
@@ -15,8 +16,8 @@ EARLIER = "78cd8a9"
 """The commit whose build works beside the present one."""
 
 
-def fill(stage: Stage) -> list[Slot]:
-    """Give the slots; what can't be had here is told in the stage's notes."""
+def fill(stage: Stage, *, pooled: bool = False) -> list[Slot]:
+    """Give the slots, all behind the pooler where asked; what can't be had here is told in the stage's notes."""
     network = stage.network.dsn
     slots = [
         Slot("one", "network", network),
@@ -38,6 +39,8 @@ def fill(stage: Stage) -> list[Slot]:
         slots.append(Slot("skewed", "direct", stage.direct, env=env, clock=file))
     else:
         stage.missing["libfaketime"] = "not here, and no root with apt-get to install it"
+    if pooled:
+        slots = [replace(slot, way="pooled", dsn=stage.pooled, listen_dsn=stage.direct) for slot in slots]
     return slots
 
 

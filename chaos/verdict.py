@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from chaos.conductor import Struck
 from chaos.evidence import Evidence, Life
-from chaos.invariants import COUNTS, INVARIANTS, Repeat, check, repeats
+from chaos.invariants import COUNTS, INVARIANTS, check
 from chaos.scene import HOPELESS
+from chaos.tries import Repeat, repeats
 
 BARS = {"restart, fast": 5.0, "restart, immediate": 5.0, "failover": 15.0}
 """Seconds in which all must be well again, from the moment that the server takes writes."""

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import struct
+import time
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from chaos import beside
+from chaos import audit, beside, crew, faults, slots
 from chaos.brokered import section
 from chaos.conductor import Struck
-from chaos.evidence import Change, Evidence, Failure, Life, Row, Try, heard
+from chaos.evidence import Change, Evidence, Failure, Life, Row, Try, heard, looked_up
 from chaos.faults import STRIKE
-from chaos.invariants import COUNTS, INVARIANTS, calm, check, repeats
+from chaos.invariants import COUNTS, INVARIANTS, calm, check
 from chaos.ledger import Ledger, read
 from chaos.orders import DOWN, EVERY, KINDS, LIMIT, SERVICES, down, orders
 from chaos.plan import GRAND, SMALL, Planned, plan
 from chaos.proxy import Proxy
 from chaos.report import TOLD, Circumstances, report
+from chaos.scene import Scene, Skipped
+from chaos.tries import repeats
 from chaos.verdict import judge, reclaims
+from redrive import Queue
+from support_engine import drain
 
 LEASE, SWEEP = 3.0, 6.0
 A, B = "host:10:aaaaaa", "host:11:bbbbbb"
@@ -53,7 +60,7 @@ def row(job, status="succeeded", kind="quick", **columns):
 
 def good():
     """A run in which one job succeeded, one was given up, and one was taken from a worker that was killed."""
-    evidence = Evidence(LEASE, SWEEP, acknowledged={1, 2, 3}, rolled_back={9}, ordered={1: True})
+    evidence = Evidence(LEASE, SWEEP, acknowledged={1, 2, 3}, rolled_back={9}, ordered={1: True}, in_one_commit={1, 9})
     evidence.ways = {"one": "network", "two": "direct"}
     evidence.lives = [Life(10, "one", 0.0, ended=5.1, killed=5.0), Life(11, "two", 0.0)]
     evidence.changes = [
@@ -69,7 +76,7 @@ def good():
         claimed(3, 3, 9.1, claim=2, holder=B, key="k"),
         moved(3, 4, 9.2, "running", "succeeded", claims=(2, 2), holder=(B, B), key=("k", "k")),
     ]
-    evidence.rows = {1: row(1), 2: row(2, "dead", last_error="as told"), 3: row(3, claims=2)}
+    evidence.rows = {1: row(1), 2: row(2, "dead", max_attempts=1, last_error="as told"), 3: row(3, claims=2)}
     evidence.failures = [
         Failure(2, 1, 1, "dead", "RuntimeError", B),
         Failure(3, 1, 1, "reclaimed", "WorkerLost", A),
@@ -86,6 +93,10 @@ def good():
 
 def lose(evidence):
     del evidence.rows[1]
+
+
+def prove_nothing(evidence):
+    evidence.acknowledged.clear()
 
 
 def leave_running(evidence):
@@ -108,6 +119,15 @@ def lose_an_order(evidence):
     evidence.ordered[1] = False
 
 
+def commit_an_order_without_its_job(evidence):
+    evidence.in_one_commit.add(8)
+    evidence.ordered[8] = True
+
+
+def commit_a_job_without_its_order(evidence):
+    evidence.in_one_commit.add(2)
+
+
 def end_twice(evidence):
     evidence.changes.append(moved(1, 9, 3.0, "running", "failed"))
 
@@ -128,12 +148,57 @@ def pass_on_a_lease(evidence):
     evidence.changes.append(moved(1, 9, 1.5, "running", "running", claims=(1, 2), holder=(A, B)))
 
 
+def count_at_rest(evidence):
+    evidence.changes.append(moved(2, 9, 3.0, "dead", "dead", attempts=(1, 0), holder=(None, None)))
+
+
+def bury_alive(evidence):
+    evidence.changes.append(moved(4, 9, 3.0, "pending", "dead"))
+
+
+def note_nothing(evidence):
+    evidence.changes = [change for change in evidence.changes if change.job != 1]
+
+
+def miss_a_claim(evidence):
+    del evidence.changes[4]
+
+
+def write_past_the_trigger(evidence):
+    evidence.rows[1] = row(1, claims=7)
+
+
+def delete_past_the_trigger(evidence):
+    del evidence.rows[2]
+
+
+def run_what_was_never_claimed(evidence):
+    evidence.tries.append(Try(1, 1, 2, B, 3.0, 3.1, "returned"))
+
+
+def run_what_another_has_claimed(evidence):
+    evidence.tries[0] = replace(evidence.tries[0], worker=B)
+
+
 def claim_without_counting(evidence):
     evidence.changes[1] = moved(1, 1, 1.0, "pending", "running", claims=(0, 1), attempts=(0, 0), holder=(None, A))
 
 
 def use_a_try_up_in_silence(evidence):
     evidence.changes.append(moved(1, 9, 1.5, "running", "pending"))
+
+
+def insert_what_is_used(evidence):
+    evidence.changes[0] = replace(inserted(1), attempts=1)
+
+
+def discard_without_a_word(evidence):
+    evidence.changes[5] = replace(evidence.changes[5], now="failed")
+    del evidence.failures[0]
+
+
+def fail_before_the_handler(evidence):
+    del evidence.tries[1]
 
 
 def use_too_many_tries(evidence):
@@ -156,6 +221,14 @@ def condemn_an_innocent(evidence):
     evidence.rows[2] = row(2, "dead", last_error="poison: its worker died 3 times while it ran alone")
 
 
+def give_up_too_soon(evidence):
+    evidence.rows[2] = row(2, "dead", max_attempts=2, last_error="RuntimeError: as told")
+
+
+def kill_what_had_returned(evidence):
+    evidence.tries[1] = replace(evidence.tries[1], how="returned")
+
+
 def run_more_than_may(evidence):
     for job in range(20, 21 + LIMIT):
         evidence.rows[job] = row(job, kind="limited")
@@ -175,31 +248,55 @@ def spare_the_worker(evidence):
     evidence.lives[0] = Life(10, "one", 0.0)
 
 
+def retry_what_had_returned(evidence):
+    """And say in the history that it failed: of that the handler knows nothing."""
+    spare_the_worker(evidence)
+    evidence.tries[2] = replace(evidence.tries[2], ended=8.0, how="returned")
+    evidence.failures[1] = replace(evidence.failures[1], error_type="RuntimeError", outcome="retried")
+
+
+def take_it_in_silence(evidence):
+    """As a worker that takes the jobs of another and writes no word about it."""
+    spare_the_worker(evidence)
+    evidence.changes[8] = replace(evidence.changes[8], by=f"redrive heartbeat {B}")
+    del evidence.failures[1]
+
+
 def begin_a_claim_twice(evidence):
     evidence.tries.append(evidence.tries[0])
 
 
 BROKEN = {
-    "unfinished": [lose],
+    "unfinished": [lose, prove_nothing],
     "left_running": [leave_running],
     "success_without_a_run": [succeed_unseen],
     "silent_end": [die_silently],
     "effect_without_success": [tear_a_commit, lose_an_order],
+    "torn_order": [commit_an_order_without_its_job, commit_a_job_without_its_order],
     "ended_twice": [end_twice],
     "effect_twice": [double_an_effect],
     "failed_twice": [fail_twice],
-    "illegal_edge": [come_back, pass_on_a_lease],
-    "arithmetic": [claim_without_counting, use_a_try_up_in_silence],
+    "illegal_edge": [come_back, pass_on_a_lease, count_at_rest, bury_alive],
+    "torn_record": [note_nothing, miss_a_claim, write_past_the_trigger, delete_past_the_trigger],
+    "ran_unclaimed": [run_what_was_never_claimed, run_what_another_has_claimed],
+    "arithmetic": [
+        claim_without_counting,
+        use_a_try_up_in_silence,
+        insert_what_is_used,
+        discard_without_a_word,
+    ],
     "too_many_tries": [use_too_many_tries],
+    "tried_for_nothing": [fail_before_the_handler],
     "rolled_back_ran": [keep_what_was_rolled_back, run_what_was_rolled_back],
     "key_twice": [hold_a_key_twice],
     "innocent_death": [condemn_an_innocent],
+    "undeserved_death": [give_up_too_soon, kill_what_had_returned],
     "over_the_limit": [run_more_than_may],
     "outage_death": [die_of_an_outage],
     "lease_outlived": [reclaim_late],
-    "unexplained": [spare_the_worker],
+    "unexplained": [spare_the_worker, retry_what_had_returned],
     "same_claim_twice": [begin_a_claim_twice],
-    "living_reaped": [spare_the_worker],
+    "living_reaped": [spare_the_worker, take_it_in_silence],
 }
 EACH = [(name, breaks) for name, all_breaks in BROKEN.items() for breaks in all_breaks]
 
@@ -222,13 +319,19 @@ def test_every_invariant_has_a_ledger_that_breaks_it():
     assert {invariant.count for invariant in INVARIANTS} == set(COUNTS)
 
 
+def end(life, at, told_at=float("inf")):
+    life.ended, life.stopping = at, told_at
+
+
 @pytest.mark.parametrize(
     ("what", "why"),
     [
         (lambda life, _: setattr(life, "killed", 5.0), "killed"),
-        (lambda life, _: setattr(life, "ended", 5.0), "ended"),
+        (lambda life, _: end(life, 5.0, told_at=4.5), "ended"),
+        (lambda life, _: end(life, 5.0), ""),
         (lambda life, _: life.frozen.append((4.5, 8.5)), "frozen"),
         (lambda life, _: life.starved.append((4.5, 8.5)), "starved by the machine"),
+        (lambda life, _: life.starved.append((4.5, 5.5)), ""),
         (lambda _, evidence: evidence.cut_off.append(("network", 4.5, 8.5)), "cut off"),
         (lambda _, evidence: evidence.cut_off.append(("*", 4.5, 8.5)), "cut off"),
         (lambda _, evidence: evidence.cut_off.append(("direct", 4.5, 8.5)), ""),
@@ -256,6 +359,7 @@ def test_a_retry_a_snooze_and_a_hand_back_of_a_stopped_worker_are_no_unexplained
     evidence = good()
     evidence.lives[0] = Life(10, "one", 0.0)
     evidence.failures[1] = replace(evidence.failures[1], error_type="RuntimeError", outcome="retried")
+    evidence.tries[2] = replace(evidence.tries[2], ended=8.0, how="RuntimeError")
     assert list(repeats(evidence)) == []
     del evidence.failures[1]
     assert [repeat.why for repeat in repeats(evidence)] == [""]
@@ -276,6 +380,26 @@ def test_what_a_frozen_worker_runs_is_beyond_any_limit_and_what_a_killed_one_ran
     evidence.tries[-2] = replace(evidence.tries[-2], worker=A, ended=float("inf"), how="")
     evidence.lives[0].killed = 1.01
     assert check(evidence)["over_the_limit"] == []
+
+
+def test_who_ended_its_process_by_its_own_word_may_die_for_it_and_nobody_else():
+    evidence = good()
+    condemn_an_innocent(evidence)
+    assert len(check(evidence)["innocent_death"]) == 1
+    evidence.rows[2] = replace(evidence.rows[2], kind="kills")
+    assert len(check(evidence)["innocent_death"]) == 1
+    evidence.suicides.add(2)
+    assert check(evidence)["innocent_death"] == []
+    evidence.suicides.clear()
+    evidence.tries[1] = replace(evidence.tries[1], how="SystemExit")
+    assert check(evidence)["innocent_death"] == []
+
+
+def test_who_is_late_failed_though_its_handler_returned():
+    evidence = good()
+    retry_what_had_returned(evidence)
+    evidence.tries[2] = replace(evidence.tries[2], kind="late")
+    assert check(evidence)["unexplained"] == []
 
 
 def test_each_service_is_down_for_its_part_of_the_time():
@@ -301,6 +425,9 @@ def test_the_ledger_is_read_as_it_was_written_and_a_half_line_is_left_out(tmp_pa
     ledger = Ledger(tmp_path, "worker-one")
     about = {"job": 7, "n": 1, "claim": 1, "worker": A}
     ledger.write("started", slot="one", pid=10)
+    ledger.write("meant", n=[1], road="order", key=None)
+    ledger.write("meant", n=[2], road="order", key="k")
+    ledger.write("meant", n=[3], road="api", key=None)
     ledger.write("acknowledged", n=[1], road="order", ids=[7])
     ledger.write("rolled back", n=[2], road="order", ids=[8])
     ledger.write("unknown", n=[3], road="api")
@@ -309,7 +436,7 @@ def test_the_ledger_is_read_as_it_was_written_and_a_half_line_is_left_out(tmp_pa
     ledger.write("start", attempt=2, kind="quick", **about | {"claim": 2})
     ledger.write("frozen", slot="one", pid=10)
     ledger.write("thawed", slot="one", pid=10)
-    ledger.write("suicide", pid=10)
+    ledger.write("suicide", pid=10, job=7)
     ledger.write("cut off", way="network", since=0.0)
     [path] = tmp_path.glob("*.ledger")
     with path.open("a") as file:
@@ -317,11 +444,113 @@ def test_the_ledger_is_read_as_it_was_written_and_a_half_line_is_left_out(tmp_pa
     evidence = Evidence(LEASE, SWEEP)
     heard(evidence, read(tmp_path))
     assert (evidence.acknowledged, evidence.rolled_back, evidence.unknown) == ({1}, {2}, 1)
+    assert (evidence.in_one_commit, evidence.suicides) == ({1}, {7})
     assert [(each.claim, each.how) for each in evidence.tries] == [(1, "returned"), (2, "")]
+    assert {each.kind for each in evidence.tries} == {"quick"}
+    assert list(read(tmp_path, "worker-two")) == []
     [life] = evidence.lives
     assert len(life.frozen) == 1
     assert life.killed < life.ended
     assert evidence.cut_off[0][0] == "network"
+
+
+def test_what_the_trigger_notes_is_what_a_worker_did_and_shows_what_it_should_not_have_done(db, conn):
+    """The statements of the witness are Postgres's to understand, and a record that is empty would break nothing."""
+    audit.install(db, conn.info.user)
+    tries: list[Try] = []
+    queue = Queue(db)
+
+    @queue.handler("quick")
+    def quick(payload, job):
+        tries.append(Try(job.id, payload["n"], job.claim, job.worker, time.monotonic(), time.monotonic(), "returned"))
+
+    @queue.handler("raises", max_attempts=1)
+    def raises(payload, job):
+        tries.append(Try(job.id, payload["n"], job.claim, job.worker, time.monotonic(), time.monotonic(), "ValueError"))
+        raise ValueError
+
+    queue.enqueue("quick", {"n": 1}, key="k")
+    queue.enqueue("raises", {"n": 2})
+    drain(queue)
+    queue.close()
+
+    def broken() -> set[str]:
+        evidence = Evidence(LEASE, SWEEP, acknowledged={1, 2}, tries=tries, lives=[Life(os.getpid(), "one", 0.0)])
+        looked_up(evidence, conn, time.time() - time.monotonic())
+        assert {change.by.rpartition(" ")[2] for change in evidence.changes if change.was} == {tries[0].worker}
+        return {name for name, found in check(evidence).items() if found}
+
+    assert broken() == set()
+    for deed, names in (
+        ("update redrive.jobs set status = 'pending' where kind = 'quick'", {"unfinished", "illegal_edge"}),
+        ("delete from redrive.jobs where kind = 'quick'", {"unfinished", "illegal_edge"}),
+        ("update redrive.jobs set attempts = 0 where kind = 'raises'", {"illegal_edge"}),
+        ("update redrive.jobs set max_attempts = 3 where kind = 'raises'", {"undeserved_death"}),
+        ("delete from redrive.failures", {"silent_end", "arithmetic"}),
+        ("insert into redrive.failures select * from redrive.failures", {"failed_twice"}),
+        ("set local session_replication_role = replica; update redrive.jobs set claims = 9", {"torn_record"}),
+        ("insert into chaos.effects (job, claim) select id, 1 from redrive.jobs", {"effect_without_success"}),
+        ("delete from chaos.changes where now = 'running'", {"ran_unclaimed", "torn_record"}),
+    ):
+        with conn.transaction(force_rollback=True):
+            conn.execute(f"set local application_name to 'redrive cli {tries[0].worker}'")
+            conn.execute("alter table redrive.failures drop constraint failures_pkey")
+            conn.execute(deed)
+            assert names <= broken(), deed
+
+
+# -- faults
+
+
+class Nobody:
+    """A crew of which nobody is up."""
+
+    slots: tuple[crew.Slot, ...] = ()
+
+    def up(self) -> list[crew.Slot]:
+        return []
+
+
+@pytest.mark.parametrize("name", ["cut", "half-close", "refuse", "swallow an answer"])
+def test_a_fault_on_a_line_that_nobody_is_on_does_not_count(name, tmp_path):
+    with Proxy("host=127.0.0.1 port=1") as proxy:
+        scene = Scene(SimpleNamespace(pooled="", network=proxy), Nobody(), Ledger(tmp_path, "conductor"))
+        with pytest.raises(Skipped):
+            STRIKE[name](scene, Planned(0.0, name, 0.01, 0.5))
+
+
+def test_all_workers_can_be_put_behind_the_pooler(monkeypatch):
+    monkeypatch.setattr(slots, "earlier", lambda _base: "")
+    monkeypatch.setattr(slots, "find_libfaketime", lambda: None)
+    stage = SimpleNamespace(network=SimpleNamespace(dsn="n"), direct="d", pooled="p", base=None, missing={})
+    assert {(slot.way, slot.dsn) for slot in slots.fill(stage)} == {("network", "n"), ("direct", "d"), ("pooled", "p")}
+    assert {(each.way, each.dsn, each.listen_dsn) for each in slots.fill(stage, pooled=True)} == {("pooled", "p", "d")}
+
+
+def test_a_fault_counts_where_the_server_tells_of_it_meanwhile_and_more_often_than_of_ourselves(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("no room\n")
+    scene = Scene(SimpleNamespace(server=SimpleNamespace(log=log)), Nobody(), Ledger(tmp_path, "conductor"))
+    for beside_us, told, counts in ((0, "", False), (0, "no room\n", True), (1, "no room\n", False)):
+        comes = contextlib.nullcontext() if counts else pytest.raises(Skipped, match="nobody needed any")
+        meanwhile = scene.complaints(b"no (room|place)", "nobody needed any", beside=beside_us)
+        with comes, meanwhile, log.open("a") as server:
+            server.write(told)
+
+
+def test_a_server_that_is_restarted_is_away_for_longer_than_a_lease(monkeypatch):
+    """Else no run would show that an outage longer than the lease reaps nobody."""
+    slept: list[float] = []
+    monkeypatch.setattr(faults, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
+    server = SimpleNamespace(stop=lambda _mode: None, start=lambda: None)
+    scene = SimpleNamespace(
+        outage=contextlib.nullcontext,
+        stage=SimpleNamespace(server=server),
+        crew=Nobody(),
+        recovered=lambda _slots, _since: 0.0,
+    )
+    faults.restart_fast(scene, Planned(0.0, "restart, fast", 0.0, 0.5))
+    assert slept[0] > crew.LEASE
 
 
 # -- plans
@@ -423,6 +652,24 @@ def test_the_table_of_peers_is_put_at_the_end_of_a_report_and_renewed_there(tmp_
     assert page.read_text().count("## Beside its peers") == 1
     assert "5 times kill" in page.read_text()
     assert "| ours 1.0 | 0 | 4 | 2 | 1 |" in page.read_text()
+
+
+def test_the_answer_that_is_swallowed_is_one_to_a_claim_that_took_something():
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, Proxy(make_conninfo("", host="127.0.0.1", port=server.getsockname()[1])) as proxy:
+        port = int(str(conninfo_to_dict(proxy.dsn)["port"]))
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            there, _ = server.accept()
+            client.sendall(b"application_name\0redrive claim here:1:abcdef\0")
+            assert there.recv(100)
+            proxy.swallow_answer("claim", of=b"UPDATE [1-9]")
+            there.sendall(b"C UPDATE 0\0")
+            assert client.recv(100) == b"C UPDATE 0\0"
+            there.sendall(b"C UPDATE 3\0")
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(100) == b""
+            assert proxy.swallowed.wait(5)
+            there.close()
 
 
 def test_the_proxy_gives_back_the_sockets_of_what_has_ended(wait_for):

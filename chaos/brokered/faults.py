@@ -93,7 +93,7 @@ def routed_back(scene: BrokeredScene, fault: Fault) -> float | None:
     return None
 
 
-def _on_the_wire(scene: BrokeredScene, fault: Fault, strike: Callable[[Balancer], None]) -> float | None:
+def _on_the_wire(scene: BrokeredScene, fault: Fault, strike: Callable[[Balancer], object]) -> float | None:
     way = scene.set.outgoing if fault.pick < 0.3 else scene.set.wire  # noqa: PLR2004 - three of ten
     with scene.cut_off("network"):
         strike(way)

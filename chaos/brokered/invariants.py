@@ -14,7 +14,8 @@ from chaos import invariants as usual
 from chaos.brokered.plan import RELAYS
 from chaos.conductor import Struck
 from chaos.evidence import EVERYBODY, Evidence, Try
-from chaos.invariants import INVARIANTS, Repeat
+from chaos.invariants import INVARIANTS
+from chaos.tries import Repeat, asked_for_another
 from chaos.verdict import SILENT, Verdict
 from redrive.sql import BROKER
 
@@ -22,7 +23,7 @@ CONFIRMED = 12.0
 """Seconds within which a relay has what it sent confirmed, or gives up and sends it again."""
 ACKNOWLEDGED = 5.0
 """Seconds within which what ended well has reached the broker."""
-LEGAL = usual.LEGAL | {("pending", None), (None, "running"), ("running", None)}
+LEGAL = usual.LEGAL | {("pending", None), (None, "running"), ("running", None), ("pending", "dead")}
 """Beside the usual: a row goes to the broker, and a job comes home."""
 KEPT = (
     "effect_without_success",
@@ -46,6 +47,8 @@ def unfinished(evidence: Evidence) -> Iterator[str]:
     done = {each.n for each in evidence.tries if each.how == "returned"}
     effects = set(evidence.effects)
     rows = {row.n: row for row in evidence.rows.values()}
+    if not evidence.acknowledged:
+        yield "no enqueue was acknowledged: nothing is proven"
     for n in sorted(evidence.acknowledged - done):
         row = rows.get(n)
         if row is None:
@@ -87,9 +90,8 @@ def repeats(evidence: Evidence) -> Iterator[Repeat]:
     for tries in by_number.values():
         tries.sort(key=lambda each: each.began)
         for first, second in pairwise(tries):
-            failure = failed.get((first.job, first.claim))
-            own = failure is not None and failure.error_type != "WorkerLost" and second.claim > first.claim
-            if not own and first.how not in usual.AGAIN:
+            failure = failed.get((first.job, first.claim)) if second.claim > first.claim else None
+            if not asked_for_another(first, failure):
                 yield Repeat(first, why(evidence, first, second))
 
 
