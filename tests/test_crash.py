@@ -75,11 +75,14 @@ def test_a_killed_workers_job_runs_elsewhere_within_lease_and_2_s_and_no_attempt
     assert holder in failure.message
 
 
-def test_without_a_survivor_a_worker_started_later_recovers_after_a_lease_of_its_own_cr_01(start, conn, effects):
+def test_without_a_survivor_a_worker_started_later_recovers_after_a_lease_of_its_own_cr_01_un_04(start, conn, effects):
+    """And the key, which the dead worker's job still holds, is free when that job has ended."""
+    another = "select redrive.enqueue('doze', key => 'k', delay => '1 hour')"
     victim = start()
-    job = insert(conn, "doze", '{"seconds": 0.3}')
+    job = insert(conn, "doze", '{"seconds": 0.3}', key="k")
     wait_for(lambda: effects.starts(job))
     victim.kill()
+    assert conn.execute(another).fetchone() == (job,)
     wait_for(lambda: conn.execute("select bool_and(heartbeat_at < now() - lease) from redrive.workers").fetchone()[0])
     later = start()
     wait_for(lambda: seconds_up(conn, later))
@@ -90,6 +93,7 @@ def test_without_a_survivor_a_worker_started_later_recovers_after_a_lease_of_its
         (later.pid,),
     ).fetchone()
     assert LEASE - 0.1 <= own_lease < LEASE + 2
+    assert conn.execute(another).fetchone()[0] > job
 
 
 def test_a_frozen_worker_that_wakes_up_writes_nothing_cr_05(start, conn, effects):

@@ -144,7 +144,8 @@ class TestMerge:
         first, second = pair(lambda _job: None)
         assert (row(conn, first).status, row(conn, second).status) == ("succeeded", "pending")
 
-    def test_one_whose_worker_is_lost_is_not_taken_back_beside_it_and_fifty_others_are(self, conn, queue):
+    @pytest.mark.parametrize("way", ["reaped", "handed back"])
+    def test_one_whose_worker_is_lost_is_not_taken_back_beside_it_and_fifty_others_are_un_03(self, conn, queue, way):
         first = queue.enqueue("sync", key="k").id
         others = [queue.enqueue("sync").id for _ in range(50)]
         claimed = run(
@@ -170,10 +171,14 @@ class TestMerge:
         conn.execute(
             "update redrive.jobs set locked_at = now() - interval '1 hour', updated_at = now() - interval '1 hour'"
         )
-        run(conn, named("reap_jobs", "redrive", max_crashes=3, **judge))
+        if way == "reaped":
+            run(conn, named("reap_jobs", "redrive", max_crashes=3, **judge))
+        else:
+            run(conn, named("hand_back_strays", "redrive", worker="gone:1:aaaaaa", known=[]))
         assert row(conn, first).status == "failed"
-        assert row(conn, second).status == "pending"
-        assert {row(conn, job).status for job in others} == {"pending"}
+        assert row(conn, first).last_error.startswith("cancelled: superseded by a job with the same key")
+        assert {row(conn, job).status for job in (second, *others)} == {"pending"}
+        assert states(conn) == {"pending": 51, "failed": 1}
 
     def test_what_was_superseded_can_be_sent_back_and_runs(self, conn, queue, pair):
         def raises(_job: ClaimedJob) -> None:
