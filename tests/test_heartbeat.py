@@ -89,16 +89,30 @@ def test_a_c_call_that_holds_the_interpreter_longer_than_the_lease_ends_in_one_r
     assert {effect.pid for effect in effects.ends(job)} == {worker.pid for worker in workers}
 
 
+OFF = """
+import os, time
+
+right = time.time
+time.time = lambda: right() + float(os.environ["AHEAD"])
+"""
+
+
 @pytest.mark.slow
-def test_jobs_ten_times_as_long_as_the_lease_run_once_without_any_setting_cr_06_cr_08_cr_13(
-    start, judge, conn, effects
+def test_jobs_ten_times_as_long_as_the_lease_run_once_without_any_setting_cr_06_cr_08_cr_13_ct_11(
+    start_worker, judge, queue, conn, effects
 ):
-    """And so does one that is due in ten leases: it is begun once by one of four, at its first attempt."""
-    for _ in range(4):
-        start()
+    """And so does one that is due in ten leases: it is begun once by one of four, at its first attempt.
+
+    The clocks of two of them are an hour ahead, those of the others and of who enqueues an hour behind.
+    """
+    for ahead in (3600, 3600, -3600, -3600):
+        start_worker(OFF + APP, "--lease", str(LEASE), env={**effects.env, "AHEAD": str(ahead)})
     wait_for(lambda: conn.execute("select count(*) from redrive.workers").fetchone() == (5,), 20)
     jobs = [insert(conn, kind, '{"seconds": 10}') for kind in ("nap", "doze")]
-    later = insert(conn, "nap", run_at=conn.execute("select now() + interval '10 s'").fetchone()[0])
+    with pytest.MonkeyPatch.context() as patched:
+        right = time.time
+        patched.setattr(time, "time", lambda: right() - 3600)
+        later = queue.enqueue("nap", delay=10).id
     wait_for(lambda: len(effects.starts()) == 2)
     slack = []
 
@@ -112,6 +126,8 @@ def test_jobs_ten_times_as_long_as_the_lease_run_once_without_any_setting_cr_06_
         assert [effect.attempt for effect in effects.starts(job)] == [1]
         assert row(conn, job).claims == 1
         assert failures(conn, job) == []
+    waited = "select extract(epoch from at - created_at)::float8 from public.effects join redrive.jobs on id = job_id"
+    assert 10 <= conn.execute(f"{waited} where id = %s and event = 'start'", [later]).fetchone()[0] < 11
     assert min(slack) > 0  # two of three beats may be missed, not three
     assert sorted(slack)[len(slack) // 100] > LEASE / 3
 
@@ -146,6 +162,16 @@ def test_a_sync_job_past_its_timeout_keeps_slot_and_lease_until_it_returns_cr_14
     assert (status(conn, job), row(conn, job).attempts, row(conn, job).claims) == ("pending", 1, 1)
     assert [failure.error_type for failure in failures(conn, job)] == ["TimeoutError"]
     assert judge.reaper._sweep_at
+
+
+def test_a_complaint_that_no_database_can_hold_stops_no_beat_pe_02(judge, conn):
+    """As of a broker, or of a server that alerts are sent to: a beat that is refused would be the worker's death."""
+    judge.requeuer.trouble = "a\0b\n\ud800 " + "x" * 100_000
+    said = "select problem from redrive.workers where problem like 'requeuer loop: a\ufffdb \ufffd x%%xx'"
+    wait_for(lambda: conn.execute(said, []).fetchone())
+    beats = judge.heartbeat.beats
+    wait_for(lambda: judge.heartbeat.beats > beats)
+    assert judge.heartbeat.trouble == ""
 
 
 def test_a_deleted_row_comes_back_with_the_next_beat(queue, judge, conn):

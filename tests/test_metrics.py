@@ -153,7 +153,7 @@ def test_without_the_extra_it_is_said_what_to_install(monkeypatch, db):
 
 
 def test_a_worker_answers_for_itself_and_for_all_op_08(db, conn):
-    """OP-08: /health goes by the loops, not by the process. CN-01: that it hears is told."""
+    """OP-08: /health goes by the loops, not by the process. CN-01: that it hears is told. OP-04: nothing secret is."""
     queue = Queue(db, metrics_port=free_port())
 
     @queue.handler("mail")
@@ -176,8 +176,8 @@ def test_a_worker_answers_for_itself_and_for_all_op_08(db, conn):
         assert found["redrive_worker_slots",] == 10
         assert get(port, "/health") == (200, b"healthy\n")
         assert get(port, "/other")[0] == 404
-        worker.pruner.trouble = "it is stuck"
-        assert get(port, "/health") == (503, b"pruner loop: it is stuck\n")
+        worker.pruner.trouble = "it is stuck\n  with password=hunter2 and \ud800"
+        assert get(port, "/health") == (503, b"pruner loop: it is stuck with password=*** and \xef\xbf\xbd\n")
         assert samples(get(port)[1])["redrive_worker_healthy",] == 0
         wait_for(lambda: samples(get(port)[1])["redrive_worker_listens",] == 1)
         worker.listener.hears = False

@@ -68,7 +68,7 @@ class Manager:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)  # noqa: FBT003 - its only parameter
-            self._socket.sendto("\n".join(words).encode(), self._address)
+            self._socket.sendto("\n".join(words).encode(errors="replace"), self._address)
         except OSError as error:
             _log.debug("the service manager at %s was not told %s: %s", self._address, words, error)
 

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from redrive import figures, stats
+from redrive.masking import mask_text
 from redrive.metrics import Gauge, Kept, OfFleet, OfWorker, Page, demand
 from redrive.service import FOR_EVER, Database, Service
 
@@ -123,7 +124,7 @@ def _handler(page: Page, complaints: Callable[[], str]) -> type[BaseHTTPRequestH
             if path == "/metrics":
                 self._say(200, *page.render(self.headers.get("Accept", "")))
             elif path == "/health":
-                wrong = complaints()
+                wrong = mask_text(complaints())
                 self._say(503 if wrong else 200, ((wrong or "healthy") + "\n").encode(), "text/plain; charset=utf-8")
             else:
                 self._say(404, b"/metrics, /health\n", "text/plain; charset=utf-8")

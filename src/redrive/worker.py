@@ -26,6 +26,7 @@ from redrive.recorder import EVERY, Recorder
 from redrive.scrape import Scrape
 from redrive.service import FOR_EVER, Database, Service, Turning
 from redrive.statements import named
+from redrive.text import ascii_only, clip, storable
 from redrive.threads import Threads
 from redrive.watch import Watch
 
@@ -47,6 +48,8 @@ PATIENCE = 1.5
 BRIEFLY = 0.5
 """Seconds that one step of the end may take, and one that has nothing left to say."""
 LATE = 15.0
+LONGEST_COMPLAINT = 2000
+"""Characters."""
 
 _log = logging.getLogger("redrive")
 
@@ -266,7 +269,7 @@ class Worker(ABC):
     async def _demand_letters(self) -> None:
         """Refuse to begin with a kind that this database can't spell: every claim would fail over it."""
         facts = self._claim.facts
-        if facts is None or facts.encoding in ("UTF8", "SQL_ASCII"):
+        if facts is None or self._spells_all:
             return
         for kind in self.kinds:
             try:
@@ -276,6 +279,12 @@ class Worker(ABC):
                     f"the kind {kind!r} can't be spelt in this database, whose encoding is {facts.encoding}: "
                     "name the kind in its letters, or use a database in UTF8"
                 ) from error
+
+    @property
+    def _spells_all(self) -> bool:
+        """Whether the database has letters for any text, as far as is known."""
+        facts = self._claim.facts
+        return facts is None or facts.encoding in ("UTF8", "SQL_ASCII")
 
     # -- what handlers and operators ask
 
@@ -296,7 +305,10 @@ class Worker(ABC):
         self._hooks.submit(call)
 
     def complaints(self) -> str:
-        """Say what is wrong with this worker's loops, in a line; empty while all of them turn."""
+        """Say what is wrong with this worker's loops, in a line; empty while all of them turn.
+
+        It goes with the beat, whatever was said by whom: a beat that the database refuses would be the worker's death.
+        """
         now = time.monotonic()
         said = [f"{service.name} loop: {service.trouble}" for service in self._services() if service.trouble]
         said += [
@@ -307,7 +319,8 @@ class Worker(ABC):
         if self.loop_blocked:
             said.append("the event loop is blocked by a handler")
         said += [f"job {job.id} ({job.kind}) is past its timeout and can't be stopped" for job in self.slots.overdue()]
-        return "; ".join(said)
+        text = storable(clip(" ".join("; ".join(said).split()), LONGEST_COMPLAINT))
+        return text if self._spells_all else ascii_only(text)
 
     def ailment(self) -> str:
         """Say why this worker should be taken for ill: what it complains of, or that nobody has heard it of late."""
