@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import aio_pika
@@ -153,6 +154,25 @@ class TestTheWay:
         with Inside(queue.worker(broker=vhost)):
             wait_for(lambda: states(conn) == {"dead": 1})
         assert "expires_at passed" in conn.execute("select last_error from redrive.jobs").fetchone()[0]
+
+    @pytest.mark.parametrize("hours", [-1, 1])
+    def test_deadlines_are_by_the_databases_clock_not_the_machines_ct_11(self, conn, queue, vhost, monkeypatch, hours):
+        ran: list[int] = []
+
+        @queue.handler("mail")
+        async def mail(_payload: Any, job: Any) -> None:
+            ran.append(job.id)
+
+        made = queue.enqueue("mail", expires_in=1800)
+        over, soon = queue.enqueue("mail", expires_in=0.3), time.monotonic() + 0.3
+        asyncio.run(queue.relay().run(once=True))
+        wait_for(lambda: time.monotonic() > soon)
+        for module in ("amqp.parcel", "tally"):
+            away = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + hours * 3600)
+            monkeypatch.setattr(f"redrive.{module}.time", away)
+        with Inside(queue.worker(broker=vhost)):
+            wait_for(lambda: ran == [made.id] and states(conn) == {"dead": 1}, 30)
+        assert queue.get(over.id).status == "dead"
 
 
 class TestComingHome:

@@ -175,10 +175,10 @@ class Consumer(Service):
         here = (channel, message.delivery.delivery_tag)
         if not self.receipts.came(here):
             return  # delivered on a connection that was lost meanwhile: it comes again
-        properties = message.header.properties
+        properties, ahead = message.header.properties, self._home.tally.ahead
         try:
-            headers = properties.headers or {}
-            parcel = opened(self._holder, int(properties.message_id), properties.message_type, message.body, headers)
+            headers, sort = properties.headers or {}, properties.message_type
+            parcel = opened(self._holder, int(properties.message_id), sort, message.body, headers, ahead=ahead)
             self._holder_knows(parcel)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             why = f"it has no header {error}" if isinstance(error, KeyError) else str(error)

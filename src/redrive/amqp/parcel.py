@@ -129,8 +129,19 @@ class Parcel(ClaimedJob):
         return unusual | {"due": self.due, "created": self._created}
 
 
-def opened(holder: Holder, job_id: int, kind: str | None, body: bytes, headers: Mapping[str, Any]) -> Parcel:
+def opened(
+    holder: Holder,
+    job_id: int,
+    kind: str | None,
+    body: bytes,
+    headers: Mapping[str, Any],
+    *,
+    ahead: float | None = None,
+) -> Parcel:
     """Read a message; *kind* is its type, and stands in its headers where it is long.
+
+    Deadlines are by the database's clock, in seconds since 1970, which is *ahead* of this process' monotonic one by so
+    much; where that is not known, this machine's own is taken.
 
     Raises:
         KeyError, TypeError, ValueError: for one that no redrive has sent.
@@ -158,7 +169,7 @@ def opened(holder: Holder, job_id: int, kind: str | None, body: bytes, headers: 
         int(said["due"]),
         int(said["created"]),
         None if said["metadata"] is None else str(said["metadata"]),
-        _seconds_until(expires),
+        _seconds_until(expires, time.time() if ahead is None else ahead + time.monotonic()),
     )
     return Parcel(holder, (*row, expires, bool(said["suspect"]), bool(said["kept"])))
 
@@ -226,10 +237,10 @@ def now() -> int:
     return int((time.time() - _EPOCH) * 1e6)
 
 
-def _seconds_until(microseconds: int | None) -> float | None:
+def _seconds_until(microseconds: int | None, clock: float) -> float | None:
     if microseconds is None or microseconds == _NEVER:
         return None
-    return -1.0 if microseconds == _EVER else microseconds / 1e6 + _EPOCH - time.time()
+    return -1.0 if microseconds == _EVER else microseconds / 1e6 + _EPOCH - clock
 
 
 def _spelt(microseconds: int) -> str:

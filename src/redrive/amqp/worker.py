@@ -229,7 +229,8 @@ class BrokerWorker(Worker):
         self.consumer.take(finished)
 
     def _in_loop(self) -> Iterable[Service]:
-        return (self.consumer, self.writer, self.guard, self.visits, self.strays, self.recorder, self.scrape)
+        # The first visit learns the database's clock, by which the deadlines of what comes are read.
+        return (self.visits, self.consumer, self.writer, self.guard, self.strays, self.recorder, self.scrape)
 
     async def _claim_no_more(self, turning: dict[Service, Turning]) -> None:  # noqa: ARG002 - as of every worker
         await self.consumer.close()  # and goes on to acknowledge what ends
