@@ -21,6 +21,7 @@ from redrive.web.reader import Shared
 from redrive.web.sessions import Sessions
 
 PASSWORD, LOOKS = "correct horse", "only looking"
+ENTRANCE = {"/login", "/logout"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\x1b[31m\u202e'
 
 
@@ -106,14 +107,19 @@ def test_an_unauthenticated_request_to_every_route_is_refused(queue):
     assert browser.get("/static/%2e%2e/app.py").status_code in (401, 404)
 
 
+def actions(pages):
+    """The routes to which forms are sent."""
+    paths = [route.path for route in pages.app.routes if "POST" in (getattr(route, "methods", None) or ())]
+    assert len(paths) > 7
+    return paths
+
+
 def test_every_form_is_refused_without_its_token_or_from_elsewhere(queue):
     """OP-05."""
     pages = desk(queue, local=True)
     browser = client(pages)
     good = token(browser.get("/kinds"))
-    paths = [route.path for route in pages.app.routes if "POST" in (getattr(route, "methods", None) or ())]
-    assert len(paths) > 7
-    for path in paths:
+    for path in actions(pages):
         own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
         for headers, said in [
             (own, {"token": "0" * 64}),
@@ -194,13 +200,14 @@ def test_after_signing_in_one_stays_at_the_desk(queue, onward):
 
 
 def test_who_may_look_may_not_act(queue):
+    """OP-05: on none of the routes that change anything."""
     browser = client(desk(queue, password=PASSWORD, look_password=LOOKS))
     sign_in(browser, LOOKS)
     made = queue.enqueue("mail").id
     assert "You can look, and not act." in browser.get("/").text
     assert "<form" not in browser.get(f"/jobs/{made}").text.split("<main", 1)[1]
-    answer = post(browser, "/jobs/act", do="cancel", id=made)
-    assert answer.status_code == 403
+    for path in set(actions(browser.app)) - ENTRANCE:
+        assert post(browser, path, do="cancel", id=made).status_code == 403, path
     assert queue.get(made).status == "pending"
 
 
@@ -352,15 +359,25 @@ def test_what_strangers_wrote_is_inert_everywhere(queue, conn, page):
 
 def test_secrets_are_masked_wherever_they_are_shown(queue, conn, page):
     """OP-04."""
-    made = queue.enqueue("mail", {"password": "hunter2", "to": "ann"}).id
+    payload = {"password": "hunter2", "to": "ann", "headers": {"Authorization": "Bearer hunter2"}}
+    made = queue.enqueue("mail", payload, metadata={"api_key": "hunter2"}).id
     conn.execute(
-        "update redrive.jobs set status = 'dead', last_error = 'login failed: password=hunter2', "
-        'result = \'{"token": "hunter2"}\' where id = %s',
+        "update redrive.jobs set status = 'dead', last_error = 'postgresql://app:hunter2@db/x: password=hunter2', "
+        'result = \'{"token": "hunter2"}\', progress = \'{"token": "hunter2"}\', fingerprint = \'f\' where id = %s',
         (made,),
     )
-    for path in ("/", "/dead", "/jobs", f"/jobs/{made}", f"/jobs/confirm?do=requeue&id={made}"):
-        assert "hunter2" not in page.get(path).text, path
-    assert "***" in page.get(f"/jobs/{made}").text
+    conn.execute(
+        "insert into redrive.failures "
+        "(job_id, kind, claim, attempt, outcome, failed_at, error_type, message, traceback, fingerprint) values "
+        "(%s, 'mail', 1, 1, 'dead', now(), 'E', 'password=hunter2', 'postgresql://app:hunter2@db/x', 'f')",
+        (made,),
+    )
+    queue.requeues.edit(made, payload, send=False, by="ann")
+    paths = ["/", "/dead", "/dead/group?name=mail:f", "/jobs", f"/jobs/{made}", f"/jobs/confirm?do=requeue&id={made}"]
+    for path in (*paths, "/audit"):
+        answer = page.get(path)
+        assert (answer.status_code, "hunter2" in answer.text) == (200, False), path
+    assert page.get(f"/jobs/{made}").text.count("***") > 5
 
 
 def test_a_sensitive_kind_shows_nothing_of_its_payload(db):
@@ -769,8 +786,12 @@ def test_ten_thousand_kinds_make_no_huge_page(queue, conn, page):
 
 
 def test_a_schedule_is_run_paused_and_resumed(queue, page):
-    queue.schedules.add("nightly", "report", "0 3 * * *", timezone="Europe/Berlin")
+    """CT-09: its next slots are told by its own clock and in UTC."""
+    queue.schedules.add("nightly", "report", "0 3 * * *", timezone="Asia/Tokyo")
     assert "nightly" in text(page.get("/schedules"))
+    shown = text(page.get("/schedules/one?name=nightly"))
+    assert shown.count(" 03:00:00 +0900, 18:00 UTC") == 10
+    assert "0 3 * * *  in Asia/Tokyo" in shown
     answer = post(page, "/schedules/run", name="nightly")
     assert "Job 1 of nightly is enqueued." in text(page.get(answer.headers["location"]))
     post(page, "/schedules/pause", name="nightly", reason="holiday")
@@ -907,10 +928,16 @@ def desk_token(browser, queue):
 
 
 def test_a_desk_for_looking_only(queue):
+    """OP-05: whatever form somebody sends it."""
     made = queue.enqueue("mail").id
     browser = client(desk(queue, local=True, read_only=True))
     assert "this desk is for looking only" in text(browser.get("/"))
     assert "<form" not in browser.get(f"/jobs/{made}").text.split("<main", 1)[1]
+    forged = {"token": desk_token(browser, queue), "do": "cancel", "id": str(made), "kind": "mail"}
+    for path in set(actions(browser.app)) - ENTRANCE:
+        answer = browser.post(path, data=forged, headers={"Origin": "http://localhost"})
+        assert (answer.status_code, "This desk is for looking only." in text(answer)) == (400, True), path
+    assert queue.get(made).status == "pending"
 
 
 def test_without_tables_and_without_a_database_it_says_what_to_do(empty_db):

@@ -87,8 +87,15 @@ class Desk:
 
         return endpoint
 
-    def action(self, action: Callable[[Desk, Request, Form], Done | Page | Response]) -> Callable[[Request], Any]:
-        """Make an endpoint of an action: its form carries the session's token, and the desk may write."""
+    def action(
+        self, action: Callable[[Desk, Request, Form], Done | Page | Response], *, writes: bool = True
+    ) -> Callable[[Request], Any]:
+        """Make an endpoint of an action: its form carries the session's token, and where it *writes*, the desk may."""
+
+        def carried_out(request: Request, form: Form) -> Done | Page | Response:
+            if writes:
+                self._demand_writable()
+            return action(self, request, form)
 
         async def endpoint(request: Request) -> Response:
             form = await self._form(request)
@@ -96,7 +103,7 @@ class Desk:
                 return self.refused(request, 413, "This form is larger than the desk takes.")
             if not self.sessions.matches(visit(request).session, form.text("token")):
                 return self.refused(request, 403, "This form is from an older session: go back, reload and try again.")
-            return await run_in_threadpool(self._answered, request, partial(action, self, request, form))
+            return await run_in_threadpool(self._answered, request, partial(carried_out, request, form))
 
         return endpoint
 
@@ -122,17 +129,6 @@ class Desk:
         who = visit(request).operator
         return who.name if who else ""
 
-    def demand_writable(self) -> None:
-        """Refuse to act where the desk can only look.
-
-        Raises:
-            Refused: saying why.
-        """
-        if self._read_only:
-            raise Refused("This desk is for looking only.")
-        if not (place := self.place()).writable:
-            raise Refused(f"This desk can only look: {place.why_not}.")
-
     def refused(self, request: Request, status: int, why: str) -> Response:
         """Answer a request that may not pass."""
         if status == 401 and self.access.signs_in:  # noqa: PLR2004 - the page to sign in
@@ -142,6 +138,17 @@ class Desk:
         return self._render(request, Page("message.html", {"title": "Not allowed", "text": why}, status))
 
     # -- how
+
+    def _demand_writable(self) -> None:
+        """Refuse to act where the desk can only look.
+
+        Raises:
+            Refused: saying why.
+        """
+        if self._read_only:
+            raise Refused("This desk is for looking only.")
+        if not (place := self.place()).writable:
+            raise Refused(f"This desk can only look: {place.why_not}.")
 
     async def _form(self, request: Request) -> Form | None:
         body = bytearray()

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 def pause_kind(desk: Desk, request: Request, form: Form) -> Done:
     """Start no more jobs of a kind."""
-    desk.demand_writable()
     until = _until(desk, form.text("until"))
     kind = form.text("kind")
     desk.queue.kinds.pause(kind, by=desk.by(request), reason=form.text("reason"), until=until)
@@ -29,7 +28,6 @@ def pause_kind(desk: Desk, request: Request, form: Form) -> Done:
 
 def resume_kind(desk: Desk, request: Request, form: Form) -> Done:
     """Let jobs of a kind start again."""
-    desk.demand_writable()
     kind = form.text("kind")
     was = desk.queue.kinds.resume(kind, by=desk.by(request))
     what = "The pause of all kinds" if kind == "*" else f"The pause of {kind}"
@@ -38,7 +36,6 @@ def resume_kind(desk: Desk, request: Request, form: Form) -> Done:
 
 def limit_kind(desk: Desk, request: Request, form: Form) -> Done:
     """Set how much of a kind may run."""
-    desk.demand_writable()
     kind = form.text("kind")
     limits: dict[str, Any] = {
         "running": _count(form, "running"),
@@ -55,7 +52,6 @@ def limit_kind(desk: Desk, request: Request, form: Form) -> Done:
 
 def route_kind(desk: Desk, request: Request, form: Form) -> Done:
     """Let the jobs of a kind go over the broker, or from the table again."""
-    desk.demand_writable()
     kind, route = form.text("kind"), form.text("route")
     desk.queue.kinds.route(kind, route, by=desk.by(request), reason=form.text("reason"))
     if route == AMQP:
@@ -67,7 +63,6 @@ def route_kind(desk: Desk, request: Request, form: Form) -> Done:
 
 def open_breaker(desk: Desk, request: Request, form: Form) -> Done:
     """Hold the jobs of a kind, or of one target within it, because what they call is down or will be."""
-    desk.demand_writable()
     kind, hold = form.text("kind"), form.text("hold")
     wait = seconds(hold, "probe after") if hold else None
     row = desk.queue.breakers.open(
@@ -79,7 +74,6 @@ def open_breaker(desk: Desk, request: Request, form: Form) -> Done:
 
 def close_breaker(desk: Desk, request: Request, form: Form) -> Done:
     """Let go what waits for a service that was down."""
-    desk.demand_writable()
     kind, target = form.text("kind"), form.text("target")
     at_once = form.text("at_once") == "1"
     row = desk.queue.breakers.close(kind, target, by=desk.by(request), reason=form.text("reason"), at_once=at_once)
@@ -91,7 +85,6 @@ def close_breaker(desk: Desk, request: Request, form: Form) -> Done:
 
 def pause_schedule(desk: Desk, request: Request, form: Form) -> Done:
     """Enqueue nothing for a schedule until it is resumed."""
-    desk.demand_writable()
     name = form.text("name")
     desk.queue.schedules.pause(name, by=desk.by(request), reason=form.text("reason"))
     return Done("schedule", f"{name} is paused.", {"name": name})
@@ -99,7 +92,6 @@ def pause_schedule(desk: Desk, request: Request, form: Form) -> Done:
 
 def resume_schedule(desk: Desk, request: Request, form: Form) -> Done:
     """Let a schedule go on."""
-    desk.demand_writable()
     name = form.text("name")
     desk.queue.schedules.resume(name, by=desk.by(request))
     return Done("schedule", f"{name} goes on from its next slot.", {"name": name})
@@ -107,7 +99,6 @@ def resume_schedule(desk: Desk, request: Request, form: Form) -> Done:
 
 def run_schedule(desk: Desk, request: Request, form: Form) -> Done:
     """Enqueue a schedule's job now."""
-    desk.demand_writable()
     name = form.text("name")
     made = desk.queue.schedules.run(name, by=desk.by(request))
     return Done("schedule", f"Job {made.id} of {name} is enqueued.", {"name": name})

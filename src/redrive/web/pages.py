@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -15,7 +15,7 @@ from redrive.batches import listed as batches_of
 from redrive.curtain import gist
 from redrive.errors import InvalidOption
 from redrive.stats import Stats
-from redrive.timetable import timetable
+from redrive.timetable import timetable, zone
 from redrive.topics import subscriptions, unheard
 from redrive.web.page import Page
 from redrive.web.readings import Row, at_broker, drawn, known_kinds, part, pressure
@@ -189,20 +189,20 @@ def schedules(desk: Desk, request: Request) -> Page:  # noqa: ARG001 - as every 
 
 
 def schedule(desk: Desk, request: Request) -> Page:
-    """One schedule, its last slots and the next ones."""
+    """One schedule, its last slots and the next ones, in its own zone and in UTC."""
     name = request.query_params.get("name", "")
     found = desk.reader.ask(plans.get(desk.queue.schema, store.name(name, "name")))
     if not found:
         raise HTTPException(404, "There is no such schedule any more.")
     [row] = found
     slots = desk.reader.ask(plans.slots(desk.queue.schema, name, 30))
-    following: list[datetime] = []
+    following: list[tuple[datetime, datetime]] = []
     if row.state == "active":
         try:
-            table = timetable(row.cron, row.every, row.at, row.timezone, row.anchor)
+            table, place = timetable(row.cron, row.every, row.at, row.timezone, row.anchor), zone(row.timezone)
             moment: datetime | None = desk.now()
             while moment and len(following) < 10 and (moment := table.next(moment)):  # noqa: PLR2004 - a screenful
-                following.append(moment)
+                following.append((moment.astimezone(place), moment.astimezone(UTC)))
         except InvalidOption:
             following = []
     context = {"nav": "schedules", "row": row, "slots": slots, "following": following}

@@ -50,10 +50,13 @@ def routes(desk: Desk) -> list[Route]:
         "pause_schedule": ("/schedules/pause", deeds.pause_schedule),
         "resume_schedule": ("/schedules/resume", deeds.resume_schedule),
         "run_schedule": ("/schedules/run", deeds.run_schedule),
-        "sign_in": ("/login", entrance.sign_in),
-        "sign_out": ("/logout", entrance.sign_out),
     }
+    sessions = {"sign_in": ("/login", entrance.sign_in), "sign_out": ("/logout", entrance.sign_out)}
     return [
         *(Route(path, desk.view(view), name=name, methods=["GET"]) for name, (path, view) in looks.items()),
         *(Route(path, desk.action(action), name=name, methods=["POST"]) for name, (path, action) in acts.items()),
+        *(
+            Route(path, desk.action(action, writes=False), name=name, methods=["POST"])
+            for name, (path, action) in sessions.items()
+        ),
     ]

@@ -67,7 +67,6 @@ def confirm(desk: Desk, request: Request) -> Page:
 
 def act(desk: Desk, request: Request, form: Form) -> Done:
     """Send jobs back, or cancel them."""
-    desk.demand_writable()
     deed = form.text("do")
     given = _given(lambda name, default="": form.text(name) or default, form.all)
     by, reason = desk.by(request), form.text("reason")
@@ -95,7 +94,6 @@ def _run_now(desk: Desk, ids: Sequence[int], by: str, reason: str) -> int:
 
 def stop(desk: Desk, request: Request, form: Form) -> Done:
     """Send no more back of what is being sent back over time."""
-    desk.demand_writable()
     number_given = _number(form.text("id"))
     if not (found := desk.queue.requeues.get(number_given)).active:
         return Done("dead", f"It had ended before: {found.status}.", bad=True)
@@ -105,7 +103,6 @@ def stop(desk: Desk, request: Request, form: Form) -> Done:
 
 def edit(desk: Desk, request: Request, form: Form) -> Done:
     """Give a dead job another payload, whole or at one path, and send it back."""
-    desk.demand_writable()
     job_id = _number(form.text("id"))
     if (path := form.text("path")) or not form.text("payload"):
         if (job := desk.queue.get(job_id)) is None:
