@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import re
 import time
 
 import asyncpg
@@ -39,6 +40,14 @@ def sync(payload):
 """
 
 
+POOLERS_OWN = "application_name|client_encoding|datestyle|intervalstyle|standard_conforming_strings|timezone"
+"""Which it sets itself, as the client had them when it connected."""
+OF_THE_SESSION = re.compile(
+    rf"LOG:  (?:statement|execute [^:]*): (?:RE)?SET (?!LOCAL |(?:{POOLERS_OWN})=)|set_config\([^)]*, false\)",
+    re.IGNORECASE,
+)
+
+
 def assert_clean(dsn, conn, server_log):
     """The server's sessions that the pooler shares hold nothing of anybody's, and never were asked to."""
     with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as pooled:
@@ -51,8 +60,9 @@ def assert_clean(dsn, conn, server_log):
     held = "select count(*) from pg_locks join pg_database d on d.oid = database and datname = current_database()"
     assert conn.execute(f"{held} where locktype = 'advisory'").fetchone() == (0,)
     said = [line for line in server_log.lines() if "pgbouncer" not in line]
-    for word in ("LISTEN ", "pg_try_advisory_lock(", "pg_advisory_lock", "PREPARE ", "CREATE TEMP", "SET SESSION"):
+    for word in ("LISTEN ", "pg_try_advisory_lock(", "pg_advisory_lock", "PREPARE ", "CREATE TEMP", "WITH HOLD"):
         assert [line for line in said if word in line and "pg_try_advisory_lock_shared" not in line] == [], word
+    assert [line for line in said if OF_THE_SESSION.search(line)] == []
 
 
 @pytest.fixture
