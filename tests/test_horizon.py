@@ -13,7 +13,8 @@ import pytest
 from plans import pinned, table
 from redrive import claims
 from redrive.job import ClaimedJob, Holder
-from redrive.lanes import DEAR, LONGEST, PATIENCE, Lanes, Plan
+from redrive.lanes import LONGEST, PATIENCE, Lanes, Plan
+from redrive.looks import DEAR
 from redrive.statements import run
 from redrive.trail import HEAD
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from redrive import lanes as lanes_module
 from redrive.job import EPOCH
-from redrive.lanes import DEAR, FORGET_AFTER, LONGEST, PATIENCE, STARVING, STRIKES, Lanes, Survey
+from redrive.lanes import BREATH, FORGET_AFTER, LONGEST, PATIENCE, STARVING, STRIKES, Lanes, Survey
+from redrive.looks import DEAR
 from redrive.trail import HEAD, LOOK_BACK
 from support_engine import NOW, claimed
 
@@ -393,6 +394,40 @@ class TestMarks:
         claimer.lanes.swept(behind, [], QUICK, claimer.now)
         assert claimer.lanes.heads_are_cheap
         assert claimer.lanes.plan(10, many, claimer.now + 2).whole
+
+    def busy(self) -> Claimer:
+        """Give one to which heads were dear, on a server that has become slow at all it is asked since."""
+        claimer = self.dear()
+        for _ in range(100):
+            plan = claimer.lanes.plan(1, many, claimer.now)
+            assert plan.starts[0] is not HEAD
+            claimer.lanes.claimed(plan, [], SLOW, claimer.now)
+        return claimer
+
+    def test_what_a_busy_server_adds_to_every_look_is_not_taken_for_dead_entries(self):
+        """As an hour of chaos met it: a job that had been locked for a moment was looked for, in pieces, for 37 s."""
+        claimer = self.busy()
+        behind = claimer.lanes.sweep(10, many, claimer.now)
+        claimer.lanes.swept(behind, [], SLOW, claimer.now)
+        assert claimer.lanes.sweep(10, many, claimer.now + SLOW * BREATH - 0.01) is None, "it may breathe"
+        assert claimer.lanes.heads_are_cheap
+        assert claimer.lanes.plan(10, many, claimer.now + SLOW * BREATH).whole
+
+    def test_what_a_look_takes_beyond_that_is_paused_for_as_ever(self):
+        claimer, beyond = self.busy(), 0.05
+        behind = claimer.lanes.sweep(10, many, claimer.now)
+        claimer.lanes.swept(behind, [], SLOW + beyond, claimer.now)
+        assert not claimer.lanes.heads_are_cheap
+        assert claimer.lanes.sweep(10, many, claimer.now + beyond * PATIENCE) is None
+        assert claimer.lanes.sweep(10, many, claimer.now + (beyond + 2 * QUICK) * PATIENCE) is not None
+
+    def test_one_look_that_hung_for_long_does_not_make_all_others_seem_quick(self):
+        claimer = self.dear()
+        plan = claimer.lanes.plan(1, many, claimer.now)
+        claimer.lanes.claimed(plan, [], 30.0, claimer.now)
+        behind = claimer.lanes.sweep(10, many, claimer.now)
+        claimer.lanes.swept(behind, [], SLOW, claimer.now)
+        assert not claimer.lanes.heads_are_cheap
 
     def test_what_others_have_taken_is_not_walked_over_again(self):
         """The mark of a worker that finds nothing moves with the time, as far as its look has seen nothing."""

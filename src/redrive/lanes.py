@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redrive.job import moment
 from redrive.limits import Limits
+from redrive.looks import Looks
 from redrive.trail import HEAD, Point, Trail
 
 if TYPE_CHECKING:
@@ -25,15 +26,12 @@ if TYPE_CHECKING:
     from redrive.job import ClaimedJob
 
 PATIENCE = 40
-"""A look at the way behind is followed by a pause of this many times its own duration."""
+"""A look at the way behind is followed by a pause of this many times what it took, see :meth:`Looks.fair`."""
+BREATH = 3
+"""And of this many times its duration at the least, however busy the server is."""
 LONGEST = 5.0
 """The longest such pause: what took longer than a piece does was held up by something else, or is split now."""
 MOST_PIECES = 500
-DEAR = 0.005
-"""Seconds beyond a worker's quickest looks that make a look from the head a dear one; a job that it brings counts as
-a fiftieth of that."""
-DOUBLED_AFTER = 300.0
-"""Seconds in which what is remembered as the quickest claim doubles: the server may be another by now."""
 STRIKES = 3
 SWEEP_EVERY = 1.0
 """Seconds after which rich lanes too are looked at from their heads, where that is cheap."""
@@ -127,7 +125,7 @@ class Lanes:
         self._kinds = list(kinds)
         self._lanes: dict[Key, Lane] = {}
         self._turn: deque[Key] = deque()
-        self._quickest, self._quickest_at = float("inf"), 0.0
+        self._looks = Looks()
         self._behind: deque[tuple[Lane, Piece]] = deque()
         self._reach = 1
         self._clock = float("inf")
@@ -242,7 +240,7 @@ class Lanes:
             self._judge(took, len(jobs), now)
         if plan.whole and self.heads_are_cheap:
             self.swept_until = now + SWEEP_EVERY
-        self._remember_quickest(took, now)
+        self._looks.learn(took, len(jobs), now, from_marks=not any(start is HEAD for start in plan.starts))
         found = _by_lanes(jobs)
         ordered: list[ClaimedJob] = []
         full = len(jobs) >= plan.limit
@@ -278,10 +276,9 @@ class Lanes:
         if not self._behind:
             return None  # nothing was claimed as yet, and no survey has said how far there is nothing
         few = [self._behind.popleft()]
-        if _is_long_from(*few[0]):
-            self._reach = 1  # what came before says nothing of its head, where most is dead
+        reach = 1 if _is_long_from(*few[0]) else self._reach  # the others say nothing of its head, where most is dead
         limited = few[0][0].kind in self.limits
-        while len(few) < self._reach and self._behind and (self._behind[0][0].kind in self.limits) == limited:
+        while len(few) < reach and self._behind and (self._behind[0][0].kind in self.limits) == limited:
             if _is_long_from(*self._behind[0]):
                 break
             few.append(self._behind.popleft())
@@ -296,11 +293,12 @@ class Lanes:
         if len(jobs) >= min(plan.limit, *plan.quotas):
             self._behind.extendleft(reversed(few))
         else:
-            self._learn_reach(few, took)
-            self._spent += max(0.0, took - self._quickest)
+            fair = self._looks.fair(took)
+            self._learn_reach(few, fair)
+            self._spent += max(0.0, fair - self._looks.quickest)
             if not self._behind:  # once through: while that costs so little, it may as well be done each time
-                self.heads_are_cheap, self._spent = self._spent <= self._dear_from(0), 0.0
-            self.swept_until = now + min(took * PATIENCE, LONGEST)
+                self.heads_are_cheap, self._spent = self._spent <= self._looks.dear_from(0), 0.0
+            self.swept_until = now + min(max(fair * PATIENCE, took * BREATH), LONGEST)
         return sorted((job for of_lane in found.values() for job in of_lane), key=attrgetter("priority"))
 
     @property
@@ -321,7 +319,7 @@ class Lanes:
 
     def _learn_reach(self, few: Sequence[tuple[Lane, Piece]], took: float) -> None:
         """Look at more pieces at once, or at half as many, down to the one that is dear, which is split."""
-        dear = self._dear_from(0)
+        dear = self._looks.dear_from(0)
         if took > 4 * dear and len(few) > 1:
             self._behind.extendleft(reversed(few))
             self._reach = len(few) // 2
@@ -329,27 +327,21 @@ class Lanes:
         if took > dear and len(few) == 1:
             lane, piece = few[0]
             lane.trail.split(piece)
+        if _is_long_from(*few[0]):
+            return
         if took > dear:
             self._reach = max(1, self._reach // 2)
         elif took < dear / 2:
             self._reach = min(MOST_PIECES, self._reach + max(1, self._reach // 4))
 
-    def _remember_quickest(self, took: float, now: float) -> None:
-        """Forget by time and not by claims: what gets dearer from claim to claim must not be its own measure."""
-        doublings = min(100.0, max(0.0, now - self._quickest_at) / DOUBLED_AFTER)
-        self._quickest, self._quickest_at = min(took, self._quickest * 2**doublings), now
-
     def _judge(self, took: float, jobs: int, now: float) -> None:
         """Stop looking from the heads once that was dear three times running: once, it may have been a busy machine."""
-        dear = self._dear_from(jobs)
+        dear = self._looks.dear_from(jobs)
+        took = self._looks.fair(took)
         self._strikes = self._strikes + 1 if took > dear else 0
         if self._strikes == STRIKES or took > 10 * dear:
             self.heads_are_cheap, self._strikes, self._spent, self.swept_until = False, 0, 0.0, now
             self._behind.clear()
-
-    def _dear_from(self, jobs: int) -> float:
-        quickest = self._quickest if self._quickest < float("inf") else 0.0
-        return 2 * quickest + DEAR * (1 + jobs / 50)
 
     def _start(self, lane: Lane) -> Point:
         if lane.rich:

@@ -14,7 +14,8 @@ import time
 from typing import TYPE_CHECKING
 
 from redrive.claims import Claims
-from redrive.lanes import DEAR, PATIENCE, Lanes, Plan
+from redrive.lanes import PATIENCE, Lanes, Plan
+from redrive.looks import DEAR
 from redrive.service import Database, Service
 from redrive.strays import Strays
 
