@@ -6,6 +6,7 @@ of the machine's monotonic clock, which all its processes share and no fault her
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ENDING = ".ledger"
+LAST_LINES = 65_536
+"""Bytes: some hundred lines."""
 
 
 class Ledger:
@@ -29,6 +32,24 @@ class Ledger:
         """Append a fact, with the time; it is with the kernel when this returns."""
         line = json.dumps({"at": time.monotonic(), "what": what, **facts}, default=str) + "\n"
         os.write(self._opened(), line.encode())
+
+    def under_way(self, who: str, pid: int, kind: str) -> bool:
+        """Tell whether *who* has begun a job of *kind* and not ended it, by its own last lines."""
+        begun: set[Any] = set()
+        for path in self._directory.glob(f"{who}-{pid}-*{ENDING}"):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LAST_LINES))
+                last = file.read()
+                if kind.encode() not in last:  # as a rule; this is asked often
+                    continue
+                for line in last.split(b"\n")[:-1]:
+                    with contextlib.suppress(ValueError):  # the first may be half a line
+                        fact = json.loads(line)
+                        if fact["what"] == "start" and fact["kind"] == kind:
+                            begun.add((fact["job"], fact["claim"]))
+                        elif fact["what"] == "end":
+                            begun.discard((fact["job"], fact["claim"]))
+        return bool(begun)
 
     def _opened(self) -> int:
         if self._pid != os.getpid():

@@ -49,10 +49,10 @@ plans the same faults at the same times. This page was written by `make chaos {h
 """
 RECOVERY = """
 All is well again when every worker that was left alone meanwhile has run a job of a kind that only it knows, enqueued
-after the fault was lifted (after a failover: after the new primary took writes). So the slowest worker counts. After a
-SIGKILL it is the moment at which the last of the worker's jobs was taken back, which waits for the lease on purpose;
-after a SIGTERM it is the worker's end. Small faults overlap, so another one may be in the way of a recovery. A grand
-one is alone.
+after the fault was lifted (after a failover: after the new primary took writes). So the slowest worker counts; one
+whose event loop its own handler blocks at that time is not waited for. After a SIGKILL it is the moment at which the
+last of the worker's jobs was taken back, which waits for the lease on purpose; after a SIGTERM it is the worker's end.
+Small faults overlap, so another one may be in the way of a recovery. A grand one is alone.
 """
 MISDEEDS = """
 Beside these faults handlers raise (also what can't be stored, and what can't be put into words), hang, pass their

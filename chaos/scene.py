@@ -1,7 +1,8 @@
 """What a fault finds when it strikes: the stage, the crew, the ledger, and a way to ask whether all is well again.
 
 All is well when every worker that was left alone meanwhile has run a job of its own kind, enqueued after the fault was
-lifted. That is asked of each of them, so one quick worker does not hide a slow one.
+lifted. That is asked of each of them, so one quick worker does not hide a slow one. One whose event loop its own
+handler blocks is of no use to anybody, fault or not.
 """
 
 from __future__ import annotations
@@ -95,12 +96,17 @@ class Scene:
             return None
         wait_for(lambda: self._echo(list(asked)), HOPELESS, every=0.1)
         while asked and time.monotonic() < since + HOPELESS:
-            asked = {name: (slot, pid) for name, (slot, pid) in asked.items() if slot.pid == pid and not slot.frozen}
+            asked = {name: (slot, pid) for name, (slot, pid) in asked.items() if self._left_alone(slot, pid)}
             heard = self._heard(list(asked))
             if asked and heard >= set(asked):
                 return time.monotonic() - since
             time.sleep(0.02)
         return HOPELESS if asked else None
+
+    def _left_alone(self, slot: Slot, pid: int) -> bool:
+        """Tell whether it is the same process still, held up by no fault and no handler that blocks its loop."""
+        blocked = self.ledger.under_way(f"worker-{slot.name}", pid, "blocks")
+        return slot.pid == pid and not slot.frozen and not blocked
 
     def _echo(self, names: list[str]) -> bool:
         with contextlib.suppress(psycopg.OperationalError), self.stage.connect() as conn:

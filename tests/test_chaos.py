@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
@@ -551,6 +552,26 @@ def test_a_server_that_is_restarted_is_away_for_longer_than_a_lease(monkeypatch)
     )
     faults.restart_fast(scene, Planned(0.0, "restart, fast", 0.0, 0.5))
     assert slept[0] > crew.LEASE
+
+
+def test_who_blocks_its_event_loop_is_known_by_its_own_word_alone(tmp_path):
+    ledger, other = Ledger(tmp_path, "worker-one"), Ledger(tmp_path, "worker-two")
+    about = {"job": 7, "n": 1, "claim": 1, "worker": A}
+    blocked = partial(ledger.under_way, "worker-one", os.getpid(), "blocks")
+    other.write("start", attempt=1, kind="blocks", **about)
+    ledger.write("start", attempt=1, kind="quick", **about)
+    assert not blocked()
+    ledger.write("end", how="returned", **about)
+    ledger.write("start", attempt=1, kind="blocks", **about | {"job": 8})
+    ledger.write("end", how="returned", **about | {"job": 9})
+    assert blocked()
+    assert not ledger.under_way("worker-one", os.getpid() + 1, "blocks"), "of the process before it"
+    for number in range(100):  # what its threads do meanwhile
+        ledger.write("start", attempt=1, kind="threaded", **about | {"job": number + 10})
+        ledger.write("end", how="returned", **about | {"job": number + 10})
+    assert blocked()
+    ledger.write("end", how="returned", **about | {"job": 8})
+    assert not blocked()
 
 
 # -- plans
