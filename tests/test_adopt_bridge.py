@@ -36,7 +36,7 @@ def queue(db):
     made.close()
 
 
-def test_rows_of_every_shape_fail_succeed_and_die_each_in_its_own_words(conn, queue):
+def test_rows_of_every_shape_fail_succeed_and_die_each_in_its_own_words_ad_03(conn, queue):
     """AD-03. Two rows of each: the second dies of its third failure, the first has better luck."""
     tries: dict[tuple[str, str], list[int]] = {}
 
@@ -453,7 +453,7 @@ class TestOut:
             " FROM mail_jobs, redrive.jobs j"
         ).fetchone() == (True,)
 
-    def test_an_error_is_cut_to_the_columns_width(self, conn, queue):
+    def test_an_error_is_cut_to_the_columns_width_pe_05(self, conn, queue):
         def fail():
             raise Dead("x" * 1000)
 

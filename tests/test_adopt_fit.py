@@ -177,14 +177,14 @@ def test_a_map_that_suits_its_table_is_given_back_with_what_the_table_says(home,
         ({"priority": {"column": "status", "words": {"high": 0}}}, "priority.words", "its words are"),
     ],
 )
-def test_what_the_table_would_refuse_is_refused_when_the_map_is_read(mail, changes, place, remedy):
+def test_what_the_table_would_refuse_is_refused_when_the_map_is_read_ad_03(mail, changes, place, remedy):
     """AD-03: enum 22P02, CHECK 23514 and varchar 22001 are told before the first claim, not by it."""
     [problem] = refusal(mail, **changes)
     assert problem.startswith(f"{place}: ")
     assert remedy in problem
 
 
-def test_a_naive_column_must_have_its_zone(mail):
+def test_a_naive_column_must_have_its_zone_ad_01(mail):
     """AD-01: nothing is guessed from the session's TimeZone."""
     problems = refusal(mail, times={})
     assert [problem.partition(":")[0] for problem in problems] == ["due", "created", "waiting.run_at", "succeeded.now"]

@@ -246,7 +246,7 @@ def test_the_hand_written_worker_goes_on_and_ours_beside_it(empty_db, conn, tmp_
     assert runs == distinct == len(made)
 
 
-def test_nobody_queues_behind_a_step_that_waits_for_its_lock(empty_db, conn):
+def test_nobody_queues_behind_a_step_that_waits_for_its_lock_mg_03(empty_db, conn):
     """MG-03: a step gives up after a moment and tries again; a reader holds it up, and others get through."""
     conn.execute(TUTORIAL)
     told: list[str] = []

@@ -179,7 +179,7 @@ def ended(conn: psycopg.Connection) -> int:
     return int(found[0])
 
 
-def test_rows_fail_succeed_and_die_each_done_once_beside_the_old_script(db, conn, start_worker):
+def test_rows_fail_succeed_and_die_each_done_once_beside_the_old_script_ad_04(db, conn, start_worker):
     """AD-03, AD-04: the eight shapes, of which three have a word for a row that is taken."""
     counts = {table: 200 if table in ("mail_jobs", "bg_jobs") else 20 for table in MAPS}
     prove(db, conn, start_worker, counts, proposed=False)

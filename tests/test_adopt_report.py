@@ -130,7 +130,7 @@ def mail(dsn) -> Report:
 # -- the buckets
 
 
-def test_every_row_in_limbo_is_in_its_bucket_with_its_age_a_sample_and_what_to_do(mail):
+def test_every_row_in_limbo_is_in_its_bucket_with_its_age_a_sample_and_what_to_do_ad_08(mail):
     """AD-08: classified, counted, and nothing touched."""
     made = mail
     assert lost(made) == LOST
@@ -342,7 +342,7 @@ def test_a_column_that_may_not_be_read_is_left_out_and_told(dsn):
         ("CREATE POLICY mine ON mail_null TO adopt_tenant USING (sent_at IS NULL)", 10, "only what mine lets through"),
     ],
 )
-def test_rows_that_security_hides_are_not_passed_over_in_silence(dsn, policy, seen, said):
+def test_rows_that_security_hides_are_not_passed_over_in_silence_ad_05(dsn, policy, seen, said):
     """AD-05: RLS gives zero rows and no error."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"CREATE ROLE adopt_tenant; GRANT SELECT ON mail_null TO adopt_tenant; {policy}")

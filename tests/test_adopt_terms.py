@@ -32,7 +32,7 @@ def plain(server_url):
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
 @pytest.mark.parametrize(("clock", "type_", "text"), WAYS)
-def test_a_time_is_the_same_in_every_session_read_and_written(plain, zone, clock, type_, text):
+def test_a_time_is_the_same_in_every_session_read_and_written_ad_01(plain, zone, clock, type_, text):
     """AD-01."""
     plain.execute(SQL("SET TimeZone = {}").format(Literal(zone)))
     stored = SQL("{}::" + type_).format(Literal(text))

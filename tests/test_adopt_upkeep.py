@@ -316,7 +316,7 @@ class TestConnect:
         insert(conn, "mail_simple")
         assert len(jobs(conn)) == 1
 
-    def test_rows_since_the_cut_over_are_taken_in_and_those_before_it_not(self, conn):
+    def test_rows_since_the_cut_over_are_taken_in_and_those_before_it_not_ad_08(self, conn):
         """AD-08."""
         make(conn, "mail_simple")
         conn.execute(

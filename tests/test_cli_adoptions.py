@@ -122,7 +122,7 @@ def test_a_pause_and_what_is_in_the_way_are_shown(db, conn, map_file):
     assert "a trigger is gone or disabled" in redrive(db, "adopt", "status", code=1).stdout
 
 
-def test_what_would_be_done_twice_is_refused_before_anything_is_done(db, conn, map_file):
+def test_what_would_be_done_twice_is_refused_before_anything_is_done_ad_04(db, conn, map_file):
     """AD-04."""
     make(conn, "mail_flag", "mail_simple")
     said = complaint(redrive(db, "adopt", "connect", "mail_flag", "--map", map_file("mail_flag"), code=2))

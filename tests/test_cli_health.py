@@ -66,7 +66,7 @@ def test_a_database_without_the_tables_is_unhealthy_with_the_reason(empty_db):
     assert "run `redrive migrate`" in redrive(empty_db, "health", code=4).stdout
 
 
-def test_a_worker_whose_event_loop_is_blocked_is_unhealthy_soon(db, conn, start_worker, wait_for):
+def test_a_worker_whose_event_loop_is_blocked_is_unhealthy_soon_op_08(db, conn, start_worker, wait_for):
     """OP-08: the claim loop doesn't turn, and the heartbeat's own thread says so."""
     worker = start_worker(APP)
     wait_for(lambda: redrive(db, "health", code=0) if conn.execute("select from redrive.workers").fetchall() else False)

@@ -110,7 +110,7 @@ def test_a_filter_that_finds_nothing_is_no_error(db):
     assert redrive(db, "requeue", "--kind", "mail").stdout.startswith("0 dead jobs found\n0 sent back")
 
 
-def test_a_dry_run_says_what_it_would_do(db, conn):
+def test_a_dry_run_says_what_it_would_do_op_03(db, conn):
     insert(conn, "mail", 12, status="dead")
     shown = redrive(db, "requeue", "--all", "--dry-run").stdout
     assert shown == "12 dead jobs found: 1 2 3 4 5 6 7 8 9 10\n"

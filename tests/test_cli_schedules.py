@@ -15,7 +15,7 @@ def test_next_is_a_json_list_of_instants_in_utc_and_needs_no_database():
     assert answer(None, *LOOK) == ["2026-11-01T05:30:00Z", "2026-11-02T06:30:00Z", "2026-11-03T06:30:00Z"]
 
 
-def test_next_shows_local_time_and_utc_and_marks_a_change_of_clocks():
+def test_next_shows_local_time_and_utc_and_marks_a_change_of_clocks_ct_09():
     assert redrive(None, *LOOK).stdout == (
         "LOCAL (America/New_York)       UTC\n"
         "Sun 2026-11-01 01:30:00 -0400  2026-11-01T05:30:00Z\n"

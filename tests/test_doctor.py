@@ -63,7 +63,7 @@ def test_what_a_living_worker_or_relay_complains_of_is_bad(db, conn, queue):
     assert look(db, queue, "workers") == [], "it is gone"
 
 
-def test_who_holds_the_horizon_is_named_with_what_ends_it(db, conn, queue, monkeypatch):
+def test_who_holds_the_horizon_is_named_with_what_ends_it_bl_01(db, conn, queue, monkeypatch):
     monkeypatch.setattr("redrive.doctor.HELD_LONG", 0.0)
     with psycopg.connect(db, application_name="a forgotten shell") as other:
         other.execute("select txid_current(), 'password=hunter2'")
@@ -120,7 +120,7 @@ def test_a_trigger_that_is_off_or_gone_is_found(db, conn, queue):
     assert look(db, queue, "triggers") == []
 
 
-def test_autovacuum_that_is_off_for_a_table_is_found(db, conn, queue):
+def test_autovacuum_that_is_off_for_a_table_is_found_bl_02(db, conn, queue):
     conn.execute("alter table redrive.jobs set (autovacuum_enabled = false)")
     found = one(db, queue, "vacuum")
     assert found.text == "autovacuum is off for jobs"

@@ -108,7 +108,7 @@ def jobs_table(db):
         yield conn
 
 
-def test_a_claim_costs_the_same_at_the_end_as_at_the_start_and_recovers_by_itself(db, jobs_table):
+def test_a_claim_costs_the_same_at_the_end_as_at_the_start_and_recovers_by_itself_bl_01(db, jobs_table):
     """BL-01 (b), (d): while the horizon is held, and after; a claim that begins at the head gets dearer and dearer."""
     conn, claimer = jobs_table, Claimer(jobs_table)
     add(conn, 12_000)

@@ -116,7 +116,7 @@ def test_pending_lists_the_steps_and_changes_nothing(empty_db, two_steps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("state", "processes"), [("empty", 6), ("current", 3)])
-def test_several_processes_at_once(empty_db, state, processes):
+def test_several_processes_at_once_mg_06(empty_db, state, processes):
     """MG-06: all succeed, one applies."""
     if state == "current":
         migrate.migrate(empty_db)
@@ -133,7 +133,7 @@ def test_several_processes_at_once(empty_db, state, processes):
 
 
 @pytest.mark.parametrize("state", ["empty", "previous"])
-def test_ten_at_once_from_any_version(empty_db, two_steps, monkeypatch, state):
+def test_ten_at_once_from_any_version_mg_06(empty_db, two_steps, monkeypatch, state):
     """MG-06: the version before this one as well."""
     # slow enough for all ten to be there before the first is done
     slow = tuple(
@@ -163,7 +163,7 @@ def parts(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("death", ["RAISE", "terminated"])
-def test_a_crash_at_any_statement_leaves_nothing_and_the_next_run_does_all(empty_db, monkeypatch, death):
+def test_a_crash_at_any_statement_leaves_nothing_and_the_next_run_does_all_mg_06(empty_db, monkeypatch, death):
     """MG-06: every step is one transaction."""
     [first, *_] = migrations()
     statements = parts(first.text)
@@ -349,7 +349,7 @@ def test_a_held_lock_is_waited_for_in_short_turns(empty_db, two_steps, monkeypat
     assert waits[0] == "waiting for a lock, try 1 of 30"
 
 
-def test_enqueues_go_on_while_a_step_waits_for_a_reader(empty_db, two_steps, monkeypatch):
+def test_enqueues_go_on_while_a_step_waits_for_a_reader_mg_03(empty_db, two_steps, monkeypatch):
     """MG-03: an ALTER that queues behind one reader holds up everybody behind it, but no longer than its timeout."""
     monkeypatch.setattr(migrate, "LOCK_TIMEOUT", "100ms")
     with pytest.MonkeyPatch.context() as patch:
@@ -392,7 +392,7 @@ def test_migrate_goes_through_a_pooler(pgbouncer_program, empty_db):
             assert migrate.migrate(through) == []
 
 
-def test_the_tables_are_told_to_be_vacuumed_often_and_to_leave_room(conn):
+def test_the_tables_are_told_to_be_vacuumed_often_and_to_leave_room_bl_02(conn):
     """BL-02: defaults scale with the table's size."""
     options = dict(
         conn.execute("SELECT relname, reloptions FROM pg_class WHERE relnamespace = 'redrive'::regnamespace")
@@ -453,7 +453,7 @@ def test_a_worker_on_a_schema_that_is_too_old_says_so_in_a_line_touches_nothing_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newer", ["worker", "schema"])
-def test_a_rolling_upgrade_under_load_costs_no_job_and_no_error(empty_db, newer):
+def test_a_rolling_upgrade_under_load_costs_no_job_and_no_error_mg_07(empty_db, newer):
     """MG-07: workers of this release begin on the schema of the one before, and of this one on that of the next."""
     step = "ALTER TABLE {jobs} ADD COLUMN colour text;\nALTER TABLE {workers} ADD COLUMN colour text DEFAULT 'red'"
     later = (*migrations(), Migration(latest() + 1, "colour", step))
@@ -506,7 +506,7 @@ APP = """
 
 
 @pytest.mark.parametrize("schema", ["my-Queue", 'we"ird'])
-def test_everything_works_in_a_schema_of_any_name_without_rights_elsewhere(empty_db, role, start_worker, schema):
+def test_everything_works_in_a_schema_of_any_name_without_rights_elsewhere_mg_05(empty_db, role, start_worker, schema):
     """MG-05: search_path empty, no CREATE on public or on the database."""
     dsn = role()
     quoted = schema.replace('"', '""')
@@ -541,7 +541,7 @@ def test_everything_works_in_a_schema_of_any_name_without_rights_elsewhere(empty
     queue.close()
 
 
-def test_two_installations_in_one_database_know_nothing_of_each_other(empty_db, start_worker):
+def test_two_installations_in_one_database_know_nothing_of_each_other_mg_05(empty_db, start_worker):
     """MG-05: two schemas side by side, each with its worker."""
     queues = {schema: Queue(empty_db, schema=schema) for schema in ("billing", "Mail")}
     for schema, queue in queues.items():

@@ -58,7 +58,7 @@ def left(conn: psycopg.Connection) -> set[tuple[str, int]]:
 
 
 class TestRetention:
-    def test_exactly_the_expired_finished_rows_of_each_state_go(self, db, conn):
+    def test_exactly_the_expired_finished_rows_of_each_state_go_bl_04(self, db, conn):
         """BL-04: and a job that is waiting or running stays, however old it is."""
         ages = (0, 6, 8, 29, 31, 364, 366, 3000)
         for status, days in itertools.product(STATES, ages):
@@ -70,7 +70,7 @@ class TestRetention:
         }
         assert pruned == 6 + 4 + 2
 
-    def test_a_thirty_day_old_running_row_stays_with_every_retention_at_a_second(self, db, conn):
+    def test_a_thirty_day_old_running_row_stays_with_every_retention_at_a_second_bl_04(self, db, conn):
         """BL-04."""
         for status in STATES:
             seed(conn, status, 30)

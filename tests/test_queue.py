@@ -88,7 +88,7 @@ def test_a_queue_without_a_database_says_so_when_it_needs_one():
         queue.enqueue("mail")
 
 
-def test_identical_jobs_without_a_key_are_different_jobs(queue):
+def test_identical_jobs_without_a_key_are_different_jobs_un_08(queue):
     """UN-08: no identity by name and arguments."""
     assert queue.enqueue("mail", {"a": 1}).id != queue.enqueue("mail", {"a": 1}).id
 
@@ -306,7 +306,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[each[2] for each in BAD])
-def test_what_is_refused_is_refused_before_any_sql_and_the_transaction_goes_on(queue, db, conn, server_log, bad):
+def test_what_is_refused_is_refused_before_any_sql_and_the_transaction_goes_on_pe_01(queue, db, conn, server_log, bad):
     """PE-01, PE-04, LN-04, CT-10: on the caller's connection."""
     kind, given, complaint = bad
     many = {name: value for name, value in given.items() if name not in {"payload", "key"}}
@@ -388,7 +388,7 @@ def test_a_database_without_redrive_is_the_drivers_error_with_a_note(empty_db):
     queue.close()
 
 
-def test_a_job_is_seen_by_a_hungry_worker_only_with_the_rows_it_needs(queue, db, conn, business, start_worker):
+def test_a_job_is_seen_by_a_hungry_worker_only_with_the_rows_it_needs_or_01(queue, db, conn, business, start_worker):
     """OR-01: never before the commit, and never at all without one."""
     conn.execute("CREATE TABLE public.seen (name text, found boolean)")
     worker = start_worker(
@@ -423,7 +423,7 @@ def test_a_job_is_seen_by_a_hungry_worker_only_with_the_rows_it_needs(queue, db,
 # -- keys
 
 
-def test_a_second_enqueue_of_a_key_answers_with_the_first_job(queue, db, conn, business, server_log):
+def test_a_second_enqueue_of_a_key_answers_with_the_first_job_un_01(queue, db, conn, business, server_log):
     """UN-01: in one business transaction, which commits; no error anywhere."""
     with psycopg.connect(db) as own:
         own.execute("INSERT INTO public.users VALUES ('ann')")
@@ -484,7 +484,7 @@ def test_races_in_bulk_make_one_job_a_key(queue, conn, server_log):
     assert server_log.errors() == []
 
 
-def test_a_key_is_free_again_after_success_death_and_cancel(queue, conn):
+def test_a_key_is_free_again_after_success_death_and_cancel_un_04(queue, conn):
     """UN-04: with real outcomes; nothing else remembers a key."""
 
     @queue.handler("mail", max_attempts=1)
@@ -590,7 +590,7 @@ def test_the_options_of_a_batch_apply_to_each_of_its_jobs(queue, conn):
 # -- time
 
 
-def test_a_delay_counts_from_the_statement_by_the_databases_clock(queue, db, conn):
+def test_a_delay_counts_from_the_statement_by_the_databases_clock_ct_11(queue, db, conn):
     """CT-11: not from the begin of a long transaction."""
     with psycopg.connect(db) as own:
         own.execute("SELECT 1")
@@ -605,7 +605,7 @@ def test_a_delay_counts_from_the_statement_by_the_databases_clock(queue, db, con
 
 
 @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=5, minutes=45)), timezone(-timedelta(hours=11))])
-def test_an_aware_time_is_stored_to_the_microsecond_whatever_its_zone(queue, conn, zone):
+def test_an_aware_time_is_stored_to_the_microsecond_whatever_its_zone_ct_10(queue, conn, zone):
     """CT-10."""
     at = datetime(2031, 3, 4, 5, 6, 7, 123456, tzinfo=zone)
     queue.enqueue("mail", {}, run_at=at, expires_at=at + timedelta(microseconds=1))
@@ -697,7 +697,7 @@ def test_a_typed_payload_is_written_as_its_handler_reads_it(queue, conn):
     assert got == [sent, sent]
 
 
-def test_a_wide_payload_wakes_a_sleeper_like_any_other(queue, db, conn):
+def test_a_wide_payload_wakes_a_sleeper_like_any_other_ln_04(queue, db, conn):
     """LN-04: the notification is empty whatever the job holds."""
     with psycopg.connect(db, autocommit=True) as sentry:
         sentry.execute("SELECT pg_advisory_lock(%s)", (lock_key("redrive"),))
@@ -722,7 +722,7 @@ def test_cancel_and_requeue_go_through_batches_of_any_size(queue, conn):
     assert queue.requeue(Ended(statuses=("failed",))) == []
 
 
-def test_cancel_and_requeue_ride_the_callers_transaction(queue, db):
+def test_cancel_and_requeue_ride_the_callers_transaction_or_02(queue, db):
     """OR-02."""
     first = queue.enqueue("mail").id
     with psycopg.connect(db) as own:

@@ -202,7 +202,7 @@ class TestWorkers:
 
 
 class TestWhatChangesMeanwhile:
-    def test_two_operators_who_mean_the_same_move_each_job_once(self, db, conn, queue):
+    def test_two_operators_who_mean_the_same_move_each_job_once_op_03(self, db, conn, queue):
         """OP-03: n retried, m skipped."""
         insert(conn, "mail", 50, status="dead")
         which = Ended(kind="mail")

@@ -505,7 +505,9 @@ NASTY: dict[str, Any] = {
 class TestUnstorable:
     """A job's own words can't keep it, or its neighbours, from ending (PE-02, PE-04, PE-05)."""
 
-    def test_each_ends_in_its_state_within_one_attempt_and_its_neighbours_are_unaffected(self, conn, queue, server_log):
+    def test_each_ends_in_its_state_within_one_attempt_and_its_neighbours_are_unaffected_pe_02(
+        self, conn, queue, server_log
+    ):
         """PE-02, PE-05: nothing of it even reaches the server as an error."""
 
         @both(queue, "nasty")
@@ -535,7 +537,7 @@ class TestUnstorable:
         ]
         assert server_log.errors() == []
 
-    def test_after_two_hundred_attempts_the_row_is_still_small(self, conn, queue):
+    def test_after_two_hundred_attempts_the_row_is_still_small_pe_05(self, conn, queue):
         """PE-05: recursion with a message of a megabyte, again and again."""
 
         @queue.handler("k", max_attempts=200)

@@ -247,7 +247,7 @@ def test_outcomes_prune_reap_requeue_and_cancel_at_once_never_deadlock(db, conn,
 
 
 class TestLongRuns:
-    def test_no_session_of_ours_is_in_a_transaction_while_handlers_run(self, db, conn, queue, server_log):
+    def test_no_session_of_ours_is_in_a_transaction_while_handlers_run_bl_06(self, db, conn, queue, server_log):
         """BL-06, BL-01 (c): sampled all the while; and a short idle_in_transaction_session_timeout changes nothing."""
         conn.execute(f"alter database {conn.info.dbname} set idle_in_transaction_session_timeout = '1s'")
         inside = threading.Semaphore(0)
@@ -379,7 +379,7 @@ def smtp(mailbox: Mailbox) -> Iterator[int]:
         controller.stop(no_assert=True)
 
 
-def test_a_mail_whose_worker_died_before_it_could_say_so_is_delivered_once(db, conn, start_worker, tmp_path):
+def test_a_mail_whose_worker_died_before_it_could_say_so_is_delivered_once_un_07(db, conn, start_worker, tmp_path):
     """UN-07: at least once, said plainly; the key is the same at the second attempt, and the provider knows it."""
     source = """
         import os, signal, smtplib

@@ -106,7 +106,7 @@ def test_jobs_that_wait_come_in_the_order_in_which_they_are_taken(queue, conn):
             finder.page(search.read("status:due"), datetime.now(UTC), after=wrong)
 
 
-def test_a_search_that_no_index_serves_stops_at_its_time_and_goes_on_from_there(queue, conn):
+def test_a_search_that_no_index_serves_stops_at_its_time_and_goes_on_from_there_op_01(queue, conn):
     """OP-01."""
     conn.execute(
         "insert into redrive.jobs (kind) "

@@ -102,7 +102,7 @@ def test_a_wait_is_seconds_a_timedelta_or_text():
         ("\U0001f600" * 1000, "of 4000 bytes: at most 1000"),
     ],
 )
-def test_a_name_that_cannot_be_stored_is_refused_before_any_sql(what, value, complaint):
+def test_a_name_that_cannot_be_stored_is_refused_before_any_sql_ln_04(what, value, complaint):
     """LN-04: also one that is short in characters and long in bytes."""
     with pytest.raises(InvalidOption, match=f"^{what} .*{complaint}|^{what} {complaint}"):
         store.name(value, what)
@@ -347,7 +347,7 @@ def test_the_tutorials_requeue_of_a_dead_job_never_trips_over_a_key(conn):
     assert conn.execute("SELECT count(*) FROM redrive.jobs WHERE status = 'pending'").fetchone() == (2,)
 
 
-def test_duplicates_burn_no_ids(conn):
+def test_duplicates_burn_no_ids_mg_02(conn):
     """MG-02: neither one by one nor in bulk, against the table and within the batch."""
     how = store.options()
     run(conn, store.insert("redrive", "mail", {}, "a", how))

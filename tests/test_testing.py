@@ -236,7 +236,7 @@ def test_what_a_handler_says_is_obeyed(queue, tx, verdict, expected):
     assert (result.outcome, result.status, row(tx, job.id).attempts) == expected
 
 
-def test_payloads_are_serialised_and_typed_as_in_production(queue, tx):
+def test_payloads_are_serialised_and_typed_as_in_production_or_07(queue, tx):
     """OR-07: what JSON can't hold is refused at the enqueue, and a handler gets what its annotation says."""
 
     @dataclass

@@ -84,7 +84,7 @@ def test_a_weak_way_in_is_refused(queue, given, why):
         desk(queue, **given)
 
 
-def test_an_unauthenticated_request_to_every_route_is_refused(queue):
+def test_an_unauthenticated_request_to_every_route_is_refused_op_05(queue):
     """OP-05: the route table itself is walked, so a new page can't be forgotten."""
     pages = desk(queue, password=PASSWORD)
     browser = client(pages)
@@ -114,7 +114,7 @@ def actions(pages):
     return paths
 
 
-def test_every_form_is_refused_without_its_token_or_from_elsewhere(queue):
+def test_every_form_is_refused_without_its_token_or_from_elsewhere_op_05(queue):
     """OP-05."""
     pages = desk(queue, local=True)
     browser = client(pages)
@@ -199,7 +199,7 @@ def test_after_signing_in_one_stays_at_the_desk(queue, onward):
     assert sign_in(browser, onward=onward).headers["location"] == "/"
 
 
-def test_who_may_look_may_not_act(queue):
+def test_who_may_look_may_not_act_op_05(queue):
     """OP-05: on none of the routes that change anything."""
     browser = client(desk(queue, password=PASSWORD, look_password=LOOKS))
     sign_in(browser, LOOKS)
@@ -311,7 +311,7 @@ def test_every_page_of_an_empty_installation_says_so(page):
         assert page.get(path).status_code == 404, path
 
 
-def test_what_strangers_wrote_is_inert_everywhere(queue, conn, page):
+def test_what_strangers_wrote_is_inert_everywhere_op_05(queue, conn, page):
     conn.execute(
         "insert into redrive.jobs (kind, payload, status, last_error, key, lane, attempts) values "
         "(%(x)s, jsonb_build_object(%(x)s::text, %(x)s::text, 'link', 'javascript:alert(1)'), "
@@ -357,7 +357,7 @@ def test_what_strangers_wrote_is_inert_everywhere(queue, conn, page):
     assert "&lt;script&gt;" in answers[0].text
 
 
-def test_secrets_are_masked_wherever_they_are_shown(queue, conn, page):
+def test_secrets_are_masked_wherever_they_are_shown_op_04(queue, conn, page):
     """OP-04."""
     payload = {"password": "hunter2", "to": "ann", "headers": {"Authorization": "Bearer hunter2"}}
     made = queue.enqueue("mail", payload, metadata={"api_key": "hunter2"}).id
@@ -986,7 +986,7 @@ def test_a_reading_that_fails_is_tried_by_the_next_who_asks():
     assert shared.get("x", 10, lambda: 1) == 1
 
 
-def test_ten_tabs_ask_once(queue):
+def test_ten_tabs_ask_once_op_01(queue):
     """OP-01."""
     pages = desk(queue, local=True)
     browsers = [client(pages) for _ in range(10)]

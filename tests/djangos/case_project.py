@@ -56,7 +56,7 @@ def test_each_migration_of_redrives_has_its_twin():
         before = name
 
 
-def test_makemigrations_finds_nothing_to_do():
+def test_makemigrations_finds_nothing_to_do_or_06():
     """OR-06"""
     call_command("makemigrations", check=True, dry_run=True, verbosity=0)
 

@@ -99,7 +99,7 @@ POOLS = pytest.mark.skipif(django.VERSION < (5, 1), reason="Django has a pool fr
 
 
 @pytest.mark.parametrize("pooled", [False, pytest.param(True, marks=POOLS)])
-def test_the_first_query_after_a_lost_connection_works(pooled):
+def test_the_first_query_after_a_lost_connection_works_or_03(pooled):
     """OR-03: CONN_MAX_AGE 0, 60 and None, health checks on and off, Django's pool: one worker, killed in between."""
     options = {**connections.settings["default"]["OPTIONS"], "pool": POOL} if pooled else None
     more = {"OPTIONS": options} if pooled else {}
@@ -130,7 +130,7 @@ def test_the_end_of_every_session_is_survived():
             assert (job.status, job.attempts) == ("succeeded", 1), job.last_error
 
 
-def test_a_thousand_jobs_use_no_more_connections_than_slots():
+def test_a_thousand_jobs_use_no_more_connections_than_slots_or_03():
     """OR-03: of sync and async handlers."""
     with set_to(CONN_MAX_AGE=None), working(concurrency=3):
         queue.enqueue_many("touch", [{}] * 900)
@@ -167,7 +167,7 @@ def test_a_hungry_worker_never_finds_a_job_before_its_row():
 
 
 @pytest.mark.parametrize("how", ["atomic", "broken", "autocommit", "by hand"])
-def test_a_transaction_left_open_fails_its_job_and_no_other(how):
+def test_a_transaction_left_open_fails_its_job_and_no_other_or_03(how):
     """OR-03: what it wrote would be lost without a word."""
     with set_to(CONN_MAX_AGE=None), working(concurrency=1):
         job = ended(queue.enqueue("spoil", {"how": how}))
@@ -188,7 +188,7 @@ def test_autocommit_left_off_reaches_no_other_job():
         assert ended(queue.enqueue("touch")).status == "succeeded"
 
 
-def test_the_plain_orm_in_an_async_handler_is_told_what_to_do():
+def test_the_plain_orm_in_an_async_handler_is_told_what_to_do_or_09():
     """OR-09"""
     with working(concurrency=1):
         job = ended(queue.enqueue("blocking_async"))
