@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from redrive.events import LoopBlocked, emit
 from redrive.service import Database, Service
 from redrive.statements import named
-from redrive.text import ascii_only, storable
 
 if TYPE_CHECKING:
     import asyncio
@@ -124,7 +123,7 @@ class Heartbeat(Service):
                     in_flight=self._in_flight(),
                     lease=settings.lease,
                     listener_pid=listener_pid,
-                    problem=self._problem(),
+                    problem=self._complaints() or None,
                     clock_skew=self._skew,
                 ),
                 timeout=max(1.0, settings.beat_every),
@@ -146,11 +145,6 @@ class Heartbeat(Service):
         self.next_silent = now + row.next_silent if row.next_silent is not None else float("inf")
         self._beat_at, self._said_pid = started + settings.beat_every, listener_pid
         self.beats += 1
-
-    def _problem(self) -> str | None:
-        """Say what is wrong in letters that this database has: whatever an error's text holds, the heart beats on."""
-        said, facts = storable(self._complaints()), self._control.facts
-        return (said if facts is None or facts.encoding == "UTF8" else ascii_only(said)) or None
 
     def _compare_clocks(self, row: Any, took: float) -> None:
         """Learn the database's time, as of the middle of the beat; a slow one tells less than what is known."""
