@@ -100,7 +100,7 @@ def statements(conn: psycopg.Connection, mark: tuple[str, int]) -> dict[str, dic
         ("health: the oldest due", "oldest_due", {}),
         ("the reaper's sweep", "reap_jobs", reap),
         ("holders without a row", "survey_held", {"own_name": OWN_NAME}),
-        ("look for strays", "hand_back_strays", {"worker": "here:1:abcdef", "known": [], "age": 45.0}),
+        ("look for mislaid jobs", "hand_back_mislaid", {"worker": "here:1:abcdef", "known": [], "age": 45.0}),
     ]
     return {what: measure(conn, name, params) for what, name, params in calls}
 

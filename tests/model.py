@@ -227,18 +227,18 @@ class Model:
             return "dead", "deadline: expires_at T comes before the next try"
         return "pending", None
 
-    def hand_back_strays(self, now: int, worker: str, known: set[int]) -> list[int]:
-        strays = [
+    def hand_back_mislaid(self, now: int, worker: str, known: set[int]) -> list[int]:
+        mislaid = [
             row
             for row in self.rows.values()
             if row.status == "running" and row.locked_by == worker and row.id not in known
         ]
-        for row in strays:
+        for row in mislaid:
             row.status, row.run_at, row.updated_at = "failed" if row.superseded else "pending", now, now
             row.last_error = SUPERSEDED if row.superseded else row.last_error
             row.attempts = max(row.attempts, 1) - 1
             row.locked_at = row.locked_by = None
-        return [row.id for row in strays]
+        return [row.id for row in mislaid]
 
     def renew(self, now: int, worker: str, ids: list[int]) -> None:
         for row in map(self.rows.get, ids):

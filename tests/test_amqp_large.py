@@ -14,7 +14,7 @@ import pytest
 from engine import Inside, row
 from redrive import Queue
 from redrive.amqp.parcel import LONGEST_METADATA, PORTION, Parcel, opened, portions
-from redrive.amqp.publishing import letter
+from redrive.amqp.publishing import message
 from redrive.job import Holder
 from redrive.sql import TOPICS
 from support import wait_for
@@ -83,7 +83,7 @@ def test_breakers_of_thousands_of_targets_hold_up_nothing(conn, queue, vhost):
 
 
 def test_others_get_the_payload_of_a_topic_alone():
-    sent = letter("redrive", parcel(TOPICS, '{"n":1}', f'{{"topic":"a.b","x":"{"y" * LONGEST_METADATA}"}}'))
+    sent = message("redrive", parcel(TOPICS, '{"n":1}', f'{{"topic":"a.b","x":"{"y" * LONGEST_METADATA}"}}'))
     assert sent.body == b'{"n":1}'
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "redrive"
 MODULES = sorted(SOURCE.rglob("*.py"))
 LONGEST = 400
-STRAY = {"utils", "util", "helpers", "common", "base", "manager", "main", "misc", "core", "shared"}
+VAGUE = {"utils", "util", "helpers", "common", "base", "manager", "main", "misc", "core", "shared"}
 # What only SQL says: a verb that begins the text, together with the word that must follow it sooner or later.
 SQL = re.compile(
     r"^\s*(select\b.+\bfrom\b|select\s+\w+\(|insert\s+into\b|update\b.+\bset\b|delete\s+from\b|with\b.+\bas\s*\("
@@ -47,7 +47,7 @@ def test_no_module_outgrows_what_one_can_follow(path):
 
 
 def test_modules_are_named_after_what_they_hold():
-    assert [path for path in MODULES if path.stem in STRAY] == []
+    assert [path for path in MODULES if path.stem in VAGUE] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))

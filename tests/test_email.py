@@ -28,7 +28,7 @@ from redrive.outcome import Died, Retried, Succeeded
 from redrive.senders import email as email_module
 from redrive.senders import smtp as smtp_module
 from redrive.senders.email import Attachment, Email, Mail, NotSent, files
-from redrive.senders.letter import BadMail, address, composed
+from redrive.senders.mail import BadMail, address, composed
 from redrive.senders.smtp import NotReady, Smtp
 from redrive.testing import run_pending
 from support import wait_for

@@ -117,7 +117,7 @@ OPERATIONS: dict[str, tuple[Step, ...]] = {
     # each other outcome is the same statement, and takes the same locks
     "retry": (finish(Retried(FAILURE, 0.0)),),
     "die": (finish(Died(FAILURE)),),
-    "hand back strays": (lambda _: named("hand_back_strays", "redrive", worker=W1, known=[]),),
+    "hand back mislaid": (lambda _: named("hand_back_mislaid", "redrive", worker=W1, known=[]),),
     "reap": (lambda _: named("survey_held", "redrive", own_name=OWN_NAME), reap),
     "bury": (lambda _: named("bury_hopeless", "redrive"),),
     "cancel": (cancel(1),),
@@ -283,7 +283,7 @@ BATCHES: dict[str, Step] = {
     "retry": finish(Retried(FAILURE, 0.0), ids=(1, 2, 3)),  # the writer sorts them
     "cancel": cancel(3, 1, 2),
     "reap": lambda _: reap_of([]),
-    "strays": lambda _: named("hand_back_strays", "redrive", worker=W1, known=[]),
+    "mislaid": lambda _: named("hand_back_mislaid", "redrive", worker=W1, known=[]),
 }
 
 

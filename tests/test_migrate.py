@@ -532,12 +532,12 @@ def test_everything_works_in_a_schema_of_any_name_without_rights_elsewhere_mg_05
     assert queue.get(later.id).status == "failed"
     assert worker.stop() == 0
     with psycopg.connect(empty_db) as conn:
-        strays = conn.execute(
+        outside = conn.execute(
             "SELECT relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace"
             " WHERE nspname <> %s AND nspname NOT LIKE 'pg\\_%%' AND nspname <> 'information_schema'",
             (schema,),
         ).fetchall()
-    assert strays == []
+    assert outside == []
     queue.close()
 
 

@@ -381,12 +381,12 @@ class JobsTable(RuleBasedStateMachine):
             assert [(each.cancelled, each.lost) for each in rows] == expected
 
     @rule(worker=workers, knows=st.booleans())
-    def hand_back_strays(self, worker, knows):
+    def hand_back_mislaid(self, worker, knows):
         known = {lease.job for lease in self.leases if lease.worker == worker} if knows else set()
-        now, rows = self.ask("hand_back_strays", worker=worker, known=list(known))
-        strays = self.model.hand_back_strays(now, worker, known)
-        assert sorted(row.id for row in rows) == sorted(strays)
-        self.given_back.update(strays)
+        now, rows = self.ask("hand_back_mislaid", worker=worker, known=list(known))
+        mislaid = self.model.hand_back_mislaid(now, worker, known)
+        assert sorted(row.id for row in rows) == sorted(mislaid)
+        self.given_back.update(mislaid)
 
     def renew(self, worker: str) -> None:
         ids = [lease.job for lease in self.leases if lease.worker == worker]

@@ -174,7 +174,7 @@ class TestMerge:
         if way == "reaped":
             run(conn, named("reap_jobs", "redrive", max_crashes=3, **judge))
         else:
-            run(conn, named("hand_back_strays", "redrive", worker="gone:1:aaaaaa", known=[]))
+            run(conn, named("hand_back_mislaid", "redrive", worker="gone:1:aaaaaa", known=[]))
         assert row(conn, first).status == "failed"
         assert row(conn, first).last_error.startswith("cancelled: superseded by a job with the same key")
         assert {row(conn, job).status for job in (second, *others)} == {"pending"}

@@ -386,15 +386,15 @@ def test_a_claim_that_is_committed_after_it_was_given_up_is_found_by_the_audit(q
         wait_for(lambda: status(conn, held) == "running")
         claimed = {"status": "running", "locked_by": inside.worker.name, "attempts": 1, "claims": 1}
         young = insert(conn, "job", locked_at=conn.execute("select now()").fetchone()[0], **claimed)
-        stray = insert(conn, "job", locked_at="2020-01-01", **claimed)
+        mislaid = insert(conn, "job", locked_at="2020-01-01", **claimed)
         conn.execute("update redrive.jobs set locked_at = '2020-01-01' where id = %s", (held,))
-        inside.worker.producer.strays._looks = [0.0]  # some time after a claim whose answer did not come
-        wait_for(lambda: status(conn, stray) == "succeeded", 5)
+        inside.worker.producer.mislaid._looks = [0.0]  # some time after a claim whose answer did not come
+        wait_for(lambda: status(conn, mislaid) == "succeeded", 5)
         wait_for(lambda: status(conn, young) == "succeeded", 5)
         assert status(conn, held) == "running"
         ended.set()
         wait_for(lambda: status(conn, held) == "succeeded")
-    assert (row(conn, stray).attempts, row(conn, stray).claims, row(conn, held).claims) == (1, 2, 1)
+    assert (row(conn, mislaid).attempts, row(conn, mislaid).claims, row(conn, held).claims) == (1, 2, 1)
 
 
 def test_what_was_claimed_across_a_silence_is_given_back_though_the_next_claim_is_answered(queue, conn):
@@ -430,11 +430,11 @@ def test_a_worker_with_nothing_in_its_hands_gives_back_what_it_holds_by_the_tabl
             "attempts": 1,
             "claims": 1,
         }
-        stray = insert(conn, "job", **held)
-        inside.worker.producer.strays._audit_at = 0.0
-        wait_for(lambda: status(conn, stray) == "succeeded", 5)
-    assert (row(conn, stray).attempts, row(conn, stray).claims) == (1, 2)
-    assert f"in nobody's hands, they are pending: {stray}" in caplog.text
+        mislaid = insert(conn, "job", **held)
+        inside.worker.producer.mislaid._audit_at = 0.0
+        wait_for(lambda: status(conn, mislaid) == "succeeded", 5)
+    assert (row(conn, mislaid).attempts, row(conn, mislaid).claims) == (1, 2)
+    assert f"in nobody's hands, they are pending: {mislaid}" in caplog.text
 
 
 def test_a_job_whose_outcome_is_still_judged_is_in_somebodys_hands(queue, conn):

@@ -22,11 +22,11 @@ from redrive.job import Holder
 from redrive.lanes import NEVER, PAGE, STRIKES, Lanes
 from redrive.listener import NoListener
 from redrive.migrate import migrate
+from redrive.mislaid import AGAIN_AFTER, Mislaid
 from redrive.producer import BACKLOG_MOST, Producer
 from redrive.service import Database
 from redrive.slots import Slots
 from redrive.statements import named, run
-from redrive.strays import AGAIN_AFTER, Strays
 from support_engine import due_now, plain_insert, row, rows
 
 WORKER = "here:1:abcdef"
@@ -52,7 +52,7 @@ class Rig:
             holder=Holder(WORKER, "redrive"),
             kinds=kinds,
             poll=5.0,
-            strays=Strays(self.claim, Holder(WORKER, "redrive"), self.slots.held),
+            mislaid=Mislaid(self.claim, Holder(WORKER, "redrive"), self.slots.held),
             alive=lambda: self.alive,
             backlog=lambda: self.backlog,
         )
@@ -237,9 +237,9 @@ class TestClaim:
                 assert (job.id, job.attempt) == (job_id, 3)
                 # It may yet be committed by a server that was slow: looked at again, and then no more.
                 looks = 0
-                while held.producer.strays._looks:
-                    held.producer.strays._looks[-1], looks = 0.0, looks + 1
-                    await held.producer.strays.hand_back()
+                while held.producer.mislaid._looks:
+                    held.producer.mislaid._looks[-1], looks = 0.0, looks + 1
+                    await held.producer.mislaid.hand_back()
                 assert looks == len(AGAIN_AFTER)
 
         asyncio.run(scenario())

@@ -378,7 +378,7 @@ class TestLeaving:
             until_state(conn, queue.enqueue("b", 1).id, "succeeded")
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError])
-    def test_neither_an_interrupt_nor_a_stray_cancellation_is_counted_as_a_failure(self, conn, queue, error):
+    def test_neither_an_interrupt_nor_a_cancellation_that_it_raises_is_counted_as_a_failure(self, conn, queue, error):
         """RB-06."""
 
         @both(queue, "k")

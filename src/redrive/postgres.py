@@ -18,6 +18,7 @@ from redrive.guard import Guard
 from redrive.heartbeat import Heartbeat
 from redrive.job import Holder
 from redrive.listener import Listener, NoListener
+from redrive.mislaid import Mislaid
 from redrive.producer import Producer
 from redrive.pruner import Pruner
 from redrive.pulse import Pulse
@@ -26,7 +27,6 @@ from redrive.requeuer import Requeuer
 from redrive.scheduler import Scheduler
 from redrive.slots import Slots
 from redrive.statements import named
-from redrive.strays import Strays
 from redrive.subscriber import Subscriber
 from redrive.sweeper import Sweeper
 from redrive.worker import PATIENCE, Worker, until
@@ -92,7 +92,7 @@ class PostgresWorker(Worker):
             holder=holder,
             kinds=self.kinds,
             poll=settings.poll,
-            strays=Strays(self._claim, holder, self._known),
+            mislaid=Mislaid(self._claim, holder, self._known),
             alive=lambda: self.heartbeat.fresh,
             backlog=lambda: self.writer.backlog,
         )
@@ -175,7 +175,7 @@ class PostgresWorker(Worker):
     async def _say_goodbye(self) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                await self.producer.strays.hand_back()
+                await self.producer.mislaid.hand_back()
                 await self._claim.run(named("leave", self.settings.schema, name=self.name))
                 await self.listener.leave()
                 await self.recorder.write()

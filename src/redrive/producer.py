@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from redrive.claims import Claims
 from redrive.lanes import PATIENCE, Lanes, Plan
 from redrive.looks import DEAR
+from redrive.mislaid import Mislaid
 from redrive.service import Database, Service
-from redrive.strays import Strays
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -73,7 +73,7 @@ class Producer(Service):
         holder: Holder,
         kinds: Sequence[str],
         poll: float,
-        strays: Strays,
+        mislaid: Mislaid,
         alive: Callable[[], bool],
         backlog: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -94,7 +94,7 @@ class Producer(Service):
         self._claims = Claims(control, holder)
         self._kinds = list(kinds)
         self._poll = poll
-        self.strays = strays
+        self.mislaid = mislaid
         self._alive = alive
         self._backlog = backlog
         self._lanes = Lanes(kinds)
@@ -139,7 +139,7 @@ class Producer(Service):
         self._question, called, self._called = self._asked, self._called, False
         if not self._alive() or self._backlog() >= BACKLOG_MOST:
             return BACKLOG_PAUSE if self._alive() else NOT_ALIVE_PAUSE
-        await self.strays.hand_back()
+        await self.mislaid.hand_back()
         if self._trial_is_due():
             return await self._hold_trial()
         if self._freed:  # jobs that began together end together: one claim for all of them
@@ -341,13 +341,13 @@ class Producer(Service):
         return 0.0
 
     async def _take(self, claim: Awaitable[list[ClaimedJob]]) -> list[ClaimedJob]:
-        doubt, breaks = self.strays.in_doubt, self.breaks
-        self.strays.in_doubt = True
+        doubt, breaks = self.mislaid.in_doubt, self.breaks
+        self.mislaid.in_doubt = True
         jobs = await claim
         if breaks != self.breaks:  # others may have them by now: what is still ours goes back with the next turn
             self._call()
             return []
-        self.strays.in_doubt = doubt  # of an earlier claim of this turn, of which this answer says nothing
+        self.mislaid.in_doubt = doubt  # of an earlier claim of this turn, of which this answer says nothing
         return jobs
 
     def reconsider(self) -> None:

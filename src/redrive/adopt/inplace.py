@@ -361,12 +361,12 @@ def _statements(text: str) -> list[str]:
 def _columns(body: str) -> list[str]:
     """Take the body of a CREATE TABLE apart into its columns."""
     inner, depth, found = body[body.index("(") + 1 :], 0, [""]
-    for letter in inner:
-        depth += (letter == "(") - (letter == ")")
-        if letter == "," and depth == 0:
+    for character in inner:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
             found.append("")
         else:
-            found[-1] += letter
+            found[-1] += character
     return [" ".join(each.split()) for each in found if each.strip()]
 
 

@@ -31,7 +31,7 @@ try:
 except ModuleNotFoundError as error:
     raise InvalidOption(f"a broker needs {error.name}: pip install 'redrive[amqp]'") from None
 
-from redrive.amqp.publishing import letter, publish
+from redrive.amqp.publishing import message, publish
 from redrive.amqp.rights import REMEDY, Denied, Forbidden, Missing, Withheld, refusal, said
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class Link:
     async def _confirmed(self, channel: aiormq.Channel, parcels: Sequence[Parcel]) -> list[Any]:
         with self._told(UNCONFIRMED):
             async with asyncio.timeout(CONFIRM_TIMEOUT):
-                return await publish(channel, [letter(self.schema, each) for each in parcels])
+                return await publish(channel, [message(self.schema, each) for each in parcels])
 
     async def _publish_topics(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """Send to the exchange, by a channel of its own: the right to write there is one of its own."""

@@ -32,7 +32,7 @@ _BODY_FRAME, _FRAME_END = 3, b"\xce"
 """AMQP 0-9-1, 4.2.3: type, channel and size before a frame's payload, and one octet after it."""
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     """A message, and where it goes."""
 
     exchange: str
@@ -43,10 +43,10 @@ class Letter(NamedTuple):
     body: bytes
 
 
-def letter(schema: str, parcel: Parcel) -> Letter:
+def message(schema: str, parcel: Parcel) -> Message:
     """Make the message of a job: to a queue of its kind, or to the exchange, where others want the payload alone."""
     topic = (parcel.topic or "") if parcel.kind == TOPICS else None
-    return Letter(
+    return Message(
         exchange="" if topic is None else exchange_name(schema),
         routing_key=queue_name(schema, parcel.kind, parcel.priority) if topic is None else topic,
         mandatory=topic is None,  # who listens to an exchange is nobody's business here
@@ -61,14 +61,14 @@ def letter(schema: str, parcel: Parcel) -> Letter:
     )
 
 
-async def publish(channel: aiormq.Channel, letters: Sequence[Letter]) -> list[Any]:
-    """Send *letters* and wait for what the broker says of each: a confirmation, or an error in its place.
+async def publish(channel: aiormq.Channel, messages: Sequence[Message]) -> list[Any]:
+    """Send *messages* and wait for what the broker says of each: a confirmation, or an error in its place.
 
     What is on its way when the channel is lost has the channel's error.
     """
-    short = [each for each in letters if len(each.body) < channel.max_content_size]
-    if len(short) < len(letters):
-        return await asyncio.gather(*(_alone(channel, each) for each in letters), return_exceptions=True)
+    short = [each for each in messages if len(each.body) < channel.max_content_size]
+    if len(short) < len(messages):
+        return await asyncio.gather(*(_alone(channel, each) for each in messages), return_exceptions=True)
     waiting = await _send(channel, short)
     try:
         return await asyncio.gather(*waiting, return_exceptions=True)
@@ -77,12 +77,12 @@ async def publish(channel: aiormq.Channel, letters: Sequence[Letter]) -> list[An
             channel.message_id_delivery_tag.pop(str(each.properties.message_id), None)
 
 
-async def _send(channel: aiormq.Channel, letters: Sequence[Letter]) -> list[asyncio.Future[Any]]:
+async def _send(channel: aiormq.Channel, messages: Sequence[Message]) -> list[asyncio.Future[Any]]:
     made: dict[tuple[str, str, bool], bytes] = {}
     parts: list[bytes] = []
     waiting: list[asyncio.Future[Any]] = []
     async with channel.lock:
-        for exchange, routing_key, mandatory, properties, body in letters:
+        for exchange, routing_key, mandatory, properties, body in messages:
             place = (exchange, routing_key, mandatory)
             if (begins := made.get(place)) is None:
                 method = Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
@@ -98,8 +98,8 @@ async def _send(channel: aiormq.Channel, letters: Sequence[Letter]) -> list[asyn
     return waiting
 
 
-async def _alone(channel: aiormq.Channel, letter: Letter) -> Any:
-    exchange, routing_key, mandatory, properties, body = letter
+async def _alone(channel: aiormq.Channel, message: Message) -> Any:
+    exchange, routing_key, mandatory, properties, body = message
     return await channel.basic_publish(
         body, exchange=exchange, routing_key=routing_key, mandatory=mandatory, properties=properties
     )

@@ -112,7 +112,7 @@ class Quarantine(Service):
     async def _move(self, stray: Stray) -> None:
         self._idle = False
         await self._link.open()
-        if not await self._link.set_aside(letter(stray), stray.message.body):
+        if not await self._link.set_aside(marked(stray), stray.message.body):
             raise NoBroker("the broker has refused it")
         self._waiting.popleft()
         self.moved += 1
@@ -133,7 +133,7 @@ class Quarantine(Service):
         await self._link.close()
 
 
-def letter(stray: Stray) -> Basic.Properties:
+def marked(stray: Stray) -> Basic.Properties:
     """Make the properties with which a stray lies in its queue: its own, and whence and why."""
     given = stray.message.header.properties
     properties: Basic.Properties = copy.copy(given)

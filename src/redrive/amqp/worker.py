@@ -30,11 +30,11 @@ from redrive.errors import InvalidOption, NoDatabase
 from redrive.guard import Guard
 from redrive.job import Holder
 from redrive.lanes import Lanes
+from redrive.mislaid import SHOWN
 from redrive.service import Database, Service
 from redrive.slots import Slots
 from redrive.sql import AMQP
 from redrive.statements import Statement, named, run
-from redrive.strays import SHOWN
 from redrive.worker import PATIENCE, Worker, until
 
 if TYPE_CHECKING:
@@ -107,20 +107,20 @@ class Visits(Service):
         self._worker.writer.tally.set_clock(row.clock - self._said)
         self._next = self._said + VISIT_EVERY * random.uniform(0.8, 1.0)
         self._short = home
-        await self._hand_back_strays()
+        await self._hand_back_mislaid()
         if home and self._vigil is None:
             self._vigil = self._keep_vigil()
         elif not home:
             self.end()
         await self._ask_for_breakers()
 
-    async def _hand_back_strays(self) -> None:
+    async def _hand_back_mislaid(self) -> None:
         """Give back what this worker holds by the table and not by its memory: some answer was lost on its way."""
         worker = self._worker
         known = [*worker.consumer.held(), *worker.slots.held(), *worker.guard.held(), *worker.writer.held()]
         # what comes home from here on does so after this: there is one line to the database, and each waits its turn
         found = await self._control.run(
-            named("hand_back_strays", self._control.schema, worker=worker.name, known=known)
+            named("hand_back_mislaid", self._control.schema, worker=worker.name, known=known)
         )
         if found:
             ids = ", ".join(str(row.id) for row in found[:SHOWN])

@@ -85,7 +85,7 @@ def cancel(
     with session(database_url, schema) as now:
         which: dict[str, Any] = {"kind": kind, "key": key}
         [found] = now.ask(store.cancel_preview(now.schema, ids=ids or None, **which))
-        missing = strays(now, ids, lambda job: job.status in LIVE)
+        missing = unfit(now, ids, lambda job: job.status in LIVE)
         if not as_json:
             preview(
                 f"{screen.number(found.pending)} pending and {screen.jobs(found.running, 'running')} found",
@@ -108,7 +108,7 @@ def cancel(
         raise click.exceptions.Exit(PROBLEM)
 
 
-def strays(now: Session, ids: tuple[int, ...], fit: Callable[[Job], bool]) -> dict[int, str]:
+def unfit(now: Session, ids: tuple[int, ...], fit: Callable[[Job], bool]) -> dict[int, str]:
     """Find which of the jobs named by their ids are in no state for this, or not there."""
     from redrive import store
 

@@ -16,7 +16,7 @@ import click
 from redrive.cli import screen
 from redrive.cli.exits import PROBLEM, Misused, Trouble
 from redrive.cli.kinds import Rate
-from redrive.cli.mend import JobId, ask, bar, certain, ended, preview, rehearsal, strays
+from redrive.cli.mend import JobId, ask, bar, certain, ended, preview, rehearsal, unfit
 from redrive.cli.options import application, as_json, database, examples, signed
 from redrive.cli.resend import again
 from redrive.cli.session import Session, session
@@ -153,7 +153,7 @@ def requeue(
     with session(database_url, schema) as now:
         which = _which(now, filters, status or ("dead",))
         found = now.queue.requeues.preview(which, connection=now.conn)
-        missing = strays(now, ids, lambda job: ended(job) in which.statuses)
+        missing = unfit(now, ids, lambda job: ended(job) in which.statuses)
         if not as_json:
             preview(f"{screen.jobs(found.jobs, ' or '.join(which.statuses))} found", found.sample, missing)
         moved: list[int] = []

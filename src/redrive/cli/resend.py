@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from redrive.cli import screen
 from redrive.cli.exits import Trouble
-from redrive.cli.mend import ask, preview, strays
+from redrive.cli.mend import ask, preview, unfit
 from redrive.cli.times import before
 from redrive.words import counted
 
@@ -41,7 +41,7 @@ def again(
     went = before(until or timedelta(seconds=0 if ids else SETTLED), now.now)
     which = resend.AtBroker(ids=ids or None, kind=kind, until=min(went or now.now, now.now))
     [found] = now.ask(resend.preview(now.schema, which))
-    missing = strays(now, ids, _at_broker)
+    missing = unfit(now, ids, _at_broker)
     if not as_json:
         preview(f"{screen.jobs(found.jobs)} at the broker found", found.sample, missing)
     moved: list[int] = []

@@ -28,7 +28,7 @@ from redrive.errors import InvalidOption
 from redrive.handlers import Handler
 from redrive.job import ClaimedJob
 from redrive.senders.identity import identity
-from redrive.senders.letter import MOST_SIZE, BadMail, address, composed, domain_of
+from redrive.senders.mail import MOST_SIZE, BadMail, address, composed, domain_of
 from redrive.text import storable
 from redrive.words import one_line
 

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from redrive.errors import InvalidOption
-from redrive.senders.letter import READABLE
+from redrive.senders.mail import READABLE
 from redrive.senders.request import AnswerTooLong, Deadline, Limits, Reader
 
 Security = Literal["starttls", "tls", "none"]

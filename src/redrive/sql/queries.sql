@@ -578,7 +578,7 @@ WITH given AS (
 SELECT h.id, h.verdict AS status, coalesce(h.reason, h.message, '') AS reason, (SELECT jobs FROM followed) AS followed
 FROM held h JOIN finished f ON f.id = h.id
 
--- name: hand_back_strays
+-- name: hand_back_mislaid
 -- Jobs that are this worker's by the table and not by its memory: the answer of a claim was lost on its way.
 UPDATE {jobs}
 SET status = CASE WHEN superseded THEN 'failed' ELSE 'pending' END, attempts = greatest(attempts, 1) - 1, run_at = {clock}(),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route
 
-from redrive.web import deeds, entrance, letters, pages, sending, story
+from redrive.web import dead_letters, deeds, entrance, pages, sending, story
 from redrive.web.metrics import metrics
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def routes(desk: Desk) -> list[Route]:
     """List the routes of *desk*."""
     looks: dict[str, tuple[str, Callable[[Desk, Request], Page | Response]]] = {
         "now": ("/", pages.now),
-        "dead": ("/dead", letters.dead),
-        "group": ("/dead/group", letters.group),
+        "dead": ("/dead", dead_letters.dead),
+        "group": ("/dead/group", dead_letters.group),
         "jobs": ("/jobs", pages.jobs),
         "confirm": ("/jobs/confirm", sending.confirm),
         "job": ("/jobs/{id}", story.job),

@@ -50,7 +50,7 @@ class Meant:
     """The count in words: with a + where there are more than were counted."""
     sample: Sequence[int]
     by_kind: Sequence[tuple[tuple[str, str], int]] = ()
-    strays: int = 0
+    unfit: int = 0
     """Selected ones that are in no state for it."""
 
 
@@ -76,11 +76,11 @@ def act(desk: Desk, request: Request, form: Form) -> Done:
     ids = meant.which.ids or []
     if deed == "hurry":
         moved = _run_now(desk, ids, by, reason) if ids else 0
-        return _done(given, form, f"{in_words(moved)} due now", moved, meant.count - moved + meant.strays)
+        return _done(given, form, f"{in_words(moved)} due now", moved, meant.count - moved + meant.unfit)
     states = list(desk.queue.cancel(*ids, by=by, reason=reason).values()) if ids else []
     cancelled, asked = states.count("pending"), states.count("running")
     said = f"{in_words(cancelled)} cancelled" + (f", {number(asked)} running asked to stop" if asked else "")
-    return _done(given, form, said, cancelled + asked, meant.count - cancelled - asked + meant.strays)
+    return _done(given, form, said, cancelled + asked, meant.count - cancelled - asked + meant.unfit)
 
 
 def _run_now(desk: Desk, ids: Sequence[int], by: str, reason: str) -> int:
@@ -174,13 +174,13 @@ def _send_back(desk: Desk, given: Given, form: Form, by: str, reason: str) -> Do
     meant = find(desk, "requeue", given)
     rate, canary = read_rate(form, "rate"), form.text("canary") == "1"
     if not meant.count:
-        return _done(given, form, f"{in_words(0)} sent back", 0, meant.strays)
+        return _done(given, form, f"{in_words(0)} sent back", 0, meant.unfit)
     if canary or rate or meant.count > AT_ONCE:
         made = desk.queue.requeues.start(meant.which, by=by, reason=reason, canary=canary, rate=rate)
         how = "one first, and the others if it succeeds" if canary else "by the workers"
         return Done("dead", f"{in_words(made.matched or 0)} are being sent back: {how}.")
     moved = len(desk.queue.requeue(meant.which, by=by, reason=reason))
-    return _done(given, form, f"{in_words(moved)} sent back", moved, meant.count - moved + meant.strays)
+    return _done(given, form, f"{in_words(moved)} sent back", moved, meant.count - moved + meant.unfit)
 
 
 def _done(given: Given, form: Form, said: str, done: int, skipped: int) -> Done:

@@ -1,4 +1,4 @@
-"""Jobs that are this worker's by the table and in nobody's hands: the answer of a claim was lost on its way."""
+"""Mislaid jobs: this worker's by the table and in nobody's hands, as the answer of a claim was lost."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SHOWN = 5
 _log = logging.getLogger("redrive")
 
 
-class Strays:
-    """Looks for them after a claim without an answer, and gives them back."""
+class Mislaid:
+    """Looks for such jobs after a claim without an answer, and gives them back."""
 
     def __init__(self, control: Control, holder: Holder, known: Callable[[], list[int]]) -> None:
         self.in_doubt = False
@@ -52,7 +52,7 @@ class Strays:
         if known and not self.in_doubt and not again:
             return  # an audit is for idle hands
         found = await self._control.run(
-            named("hand_back_strays", self._control.schema, worker=self._holder.name, known=list(known))
+            named("hand_back_mislaid", self._control.schema, worker=self._holder.name, known=list(known))
         )
         self._audit_at = time.monotonic() + AUDIT_EVERY
         if found and not self.in_doubt and not again:
