@@ -13,8 +13,8 @@ from chaos.tables import table
 RESULTS = Path(__file__).with_name("peers.json")
 WORDS = """
 Faults that every system can be given, with the recovery set up that its documentation describes: {faults}. They strike
-{workers} workers in {seconds:g} s (seed {seed}), with {jobs:,} jobs of 0.2 s enqueued before; a worker that ends is
-started again. Then all is left in peace for up to four minutes. Told by the handlers' own records; `make chaos-peers`
+{workers} workers of five jobs at a time in {seconds:g} s (seed {seed}), with {jobs:,} jobs of 0.2 s enqueued before; a
+worker that ends is started again. Then all is left in peace for up to four minutes. Told by the handlers' own records; `make chaos-peers`
 does it again. A job that was begun twice is no fault: all of these promise at least once, and who notices a dead worker
 sooner gives more of its jobs to others while it is only frozen or cut off.
 """
@@ -28,7 +28,8 @@ def section() -> list[str]:
     if not RESULTS.exists():
         return []
     results: dict[str, Any] = json.loads(RESULTS.read_text())
-    faults = ", ".join(f"{times} times {name}" for name, times in sorted(results["faults"].items()))
+    struck = sorted(results["faults"].items())
+    faults = "; ".join(f"{'once' if times == 1 else f'{times} times'} {name}" for name, times in struck)
     words = f"\n{fill(WORDS.format(**results | {'faults': faults}).strip(), 120)}\n"
     return [TITLE, words, table(HEAD, rows(results)), "", table(SETTINGS, settings(results))]
 

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,18 @@ from benchmarks.peers.child import Child
 from benchmarks.peers.environments import cache, program
 from benchmarks.peers.stage import Ready, Stage, meet
 from chaos import beside
-from chaos.plan import Planned, plan
+from chaos.plan import GRAND, SMALL, Planned, plan
 from chaos.proxy import Proxy
 from chaos.server import OwnServer
 from redrive.dev_server import DevServer
 
 SYSTEMS = ("redrive", "procrastinate", "pgqueuer")
 FAULTS = ("kill", "freeze", "stop", "end a session", "cut", "black hole", "restart, fast", "restart, immediate")
+BETWEEN = 5
+"""Small faults between two restarts."""
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "max_connections": "200"}
 WORKERS = 4
-JOBS, LASTS = 3000, 0.2
+JOBS, LASTS = 6000, 0.2
 SECONDS = 90.0
 SESSIONS = (
     "SELECT pid FROM pg_stat_activity WHERE datname LIKE 'bench%' AND application_name <> 'bench monitor' ORDER BY pid"
@@ -117,8 +120,7 @@ def main() -> int:
     )
     parser.add_argument("--report", type=Path, help="whose table of these is to be renewed: docs/chaos.md")
     given = parser.parse_args()
-    faults = [fault for fault in plan(given.seed, given.seconds * 2) if fault.name in FAULTS]
-    faults = [fault for fault in faults if fault.at < given.seconds]
+    faults = drawn(given.seed, given.seconds)
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for system in chosen(given.systems):
@@ -140,6 +142,13 @@ def main() -> int:
         beside.renew(given.report)
     sys.stdout.write(json.dumps(told) + "\n")
     return 0
+
+
+def drawn(seed: int, seconds: float) -> list[Planned]:
+    """Draw the faults, half as many as for redrive alone: who is frozen is away for long."""
+    small = {name: SMALL[name] for name in FAULTS if name in SMALL}
+    grand = {name: GRAND[name] for name in FAULTS if name in GRAND}
+    return [replace(fault, at=2 * fault.at) for fault in plan(seed, seconds / 2, small, grand, between=BETWEEN)]
 
 
 def run(host: Host, ready: Ready, scratch: Path, faults: list[Planned]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from chaos import audit, beside, crew, faults, slots
+from chaos import audit, beside, crew, faults, peers, slots
 from chaos.brokered import section
 from chaos.conductor import Struck
 from chaos.evidence import Change, Evidence, Failure, Life, Row, Try, heard, looked_up
@@ -590,6 +590,13 @@ def test_five_minutes_have_a_hundred_faults_and_every_sort_of_them(seed):
     assert len(faults) >= 100
     assert {fault.name for fault in faults} == {*SMALL, *GRAND}
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_peers_are_given_every_fault_that_all_can_be_given(seed):
+    faults = peers.drawn(seed, peers.SECONDS)
+    assert {fault.name for fault in faults} == set(peers.FAULTS)
+    assert all(fault.at < peers.SECONDS for fault in faults)
 
 
 def test_every_fault_can_be_made_and_is_told_of():

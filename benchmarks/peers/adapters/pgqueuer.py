@@ -75,13 +75,15 @@ async def work():
 
     else:
 
-        @pgq.entrypoint("job", concurrency_limit=0 if host.PROFILE == "bench" else host.AT_ONCE)
+        @pgq.entrypoint("job")
         async def job(each):
             await host.handle(json.loads(each.payload))
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, pgq.shutdown.set)
     host.ready()
-    settings = {"batch_size": BATCH} if host.PROFILE == "bench" else {}
+    # an entrypoint's concurrency_limit would hold for all workers together; of a worker's own it asks for two batches
+    several = {"batch_size": host.AT_ONCE // 2, "max_concurrent_tasks": host.AT_ONCE}
+    settings = {"batch_size": BATCH} if host.PROFILE == "bench" else several
     if host.PROFILE == "crash_tuned":
         settings["heartbeat_timeout"] = timedelta(seconds=10)
     await pgq.run(**settings)
