@@ -12,11 +12,11 @@ from chaos.tables import table
 
 RESULTS = Path(__file__).with_name("peers.json")
 WORDS = """
-Faults that every system can be given, with the recovery set up that its documentation describes: {faults}. They strike
-{workers} workers of five jobs at a time in {seconds:g} s (seed {seed}), with {jobs:,} jobs of 0.2 s enqueued before; a
-worker that ends is started again. Then all is left in peace for up to four minutes. Told by the handlers' own records; `make chaos-peers`
-does it again. A job that was begun twice is no fault: all of these promise at least once, and who notices a dead worker
-sooner gives more of its jobs to others while it is only frozen or cut off.
+Faults that every system can be given, with the recovery set up that its documentation describes: {faults}. They
+strike {workers} workers of five jobs at a time in {seconds:g} s (seed {seed}), with {jobs:,} jobs of 0.2 s enqueued
+before; a worker that ends is started again. Then all is left in peace for up to four minutes. Told by the handlers'
+own records; `make chaos-peers` does it again. A job that was begun twice is no fault: all of these promise at least
+once, and who notices a dead worker sooner gives more of its jobs to others while it is only frozen or cut off.
 """
 SETTINGS = ("", "recovery", "states of the jobs at the end")
 HEAD = ("", "never finished", "begun twice", "finished twice", "workers that ended by themselves")
