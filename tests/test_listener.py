@@ -376,7 +376,7 @@ def test_jobs_that_nobody_can_run_now_do_not_make_a_worker_spin(queue, conn, sai
 @pytest.mark.slow
 def test_an_idle_worker_says_less_than_one_word_in_two_seconds_ln_09(db, conn, said, monkeypatch):
     """With the settings it has by default, and with twenty slots as with one; looks are cheap on any machine."""
-    monkeypatch.setattr("redrive.lanes.DEAR", 1.0)
+    monkeypatch.setattr("redrive.looks.DEAR", 1.0)
     queue = Queue(db, concurrency=20)
     queue.handler("job")(lambda payload: None)
     with Inside(queue):

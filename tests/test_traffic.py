@@ -108,7 +108,7 @@ def test_busy_workers_do_not_query_ln_08(db, conn, nap, said):
 
 def test_an_idle_worker_looks_once_a_poll_and_writes_nothing_but_its_beat_ln_09(db, conn, said, monkeypatch):
     """However many slots it has, and while its looks are cheap: on a busy machine they may be dear, and then differ."""
-    monkeypatch.setattr("redrive.lanes.DEAR", 1.0)
+    monkeypatch.setattr("redrive.looks.DEAR", 1.0)
     seconds, poll, workers = 3, 1, 3
     with Inside(*queues(db, workers, concurrency=20, poll=poll)):
         wait_for(lambda: sentries(conn))
