@@ -164,6 +164,18 @@ def test_a_sync_job_past_its_timeout_keeps_slot_and_lease_until_it_returns_cr_14
     assert judge.reaper._sweep_at
 
 
+def test_a_complaint_is_told_at_once_and_not_with_the_next_beat_op_08(db, conn):
+    said = "select coalesce(problem, '') from redrive.workers"
+    queue = Queue(db, lease=300)
+    queue.handler("other")(lambda payload: None)
+    with Inside(queue) as inside:
+        wait_for(lambda: conn.execute(said).fetchone() == ("",))
+        for trouble, told in (("it hangs", "requeuer loop: it hangs"), ("", "")):
+            inside.worker.requeuer.trouble = trouble
+            wait_for(lambda told=told: conn.execute(said).fetchone() == (told,), 5)
+    queue.close()
+
+
 def test_a_complaint_that_no_database_can_hold_stops_no_beat_pe_02(judge, conn):
     """As of a broker, or of a server that alerts are sent to: a beat that is refused would be the worker's death."""
     judge.requeuer.trouble = "a\0b\n\ud800 " + "x" * 100_000

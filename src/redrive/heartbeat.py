@@ -91,6 +91,7 @@ class Heartbeat(Service):
         self._main_thread = threading.get_ident()
         self._beat_at = 0.0
         self._said_pid: int | None = None
+        self._complained = False
         self._answered_at = 0.0
         self._renewed_at = 0.0
         self._pulse = self._pulse_asked = time.monotonic()
@@ -100,7 +101,9 @@ class Heartbeat(Service):
         """Beat when it is time; look after the running jobs in between."""
         self._feel_pulse()
         now = time.monotonic()
-        if now >= self._beat_at or self._listener_pid() != self._said_pid:  # peers wake by the row, and now they can
+        # Peers wake by the row, and now they can; and what operators look at is not as old as a beat.
+        news = self._listener_pid() != self._said_pid or bool(self._complaints()) is not self._complained
+        if now >= self._beat_at or news:
             await self._beat()
         long_running = [job for job in self._running() if job.started and now - job.started > LOOK_AFTER]
         if long_running:
@@ -110,7 +113,7 @@ class Heartbeat(Service):
 
     async def _beat(self) -> None:
         settings = self._settings
-        started, listener_pid = time.monotonic(), self._listener_pid()
+        started, listener_pid, complaints = time.monotonic(), self._listener_pid(), self._complaints()
         try:
             [row] = await self._control.run(
                 named(
@@ -144,6 +147,7 @@ class Heartbeat(Service):
         self._answered_at = now
         self.next_silent = now + row.next_silent if row.next_silent is not None else float("inf")
         self._beat_at, self._said_pid = started + settings.beat_every, listener_pid
+        self._complained = bool(complaints)
         self.beats += 1
 
     def _compare_clocks(self, row: Any, took: float) -> None:
