@@ -86,6 +86,7 @@ def statements(conn: psycopg.Connection, mark: tuple[str, int]) -> dict[str, dic
     """Measure one of each kind of statement, the median of five."""
     claim: dict[str, Any] = {"kinds": ["mail"], "priorities": [5], "lanes": [""], "quotas": [100], "limit": 100}
     reap = {"own_name": OWN_NAME, "judge": "x", "orphaned": [], "lease": 30.0, "foreign_age": 600.0, "max_crashes": 3}
+    reap["kinds"] = ["mail"]
     marked = {"starts": [mark[0]], "start_ids": [mark[1]]}
     head: dict[str, Any] = {"starts": ["-infinity"], "start_ids": [0], "ends": [], "end_ids": [], "worker": "me"}
     calls: list[tuple[str, str, dict[str, Any]]] = [

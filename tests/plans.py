@@ -261,8 +261,9 @@ def params(conn: psycopg.Connection, start: list[tuple[str, int]] | None = None)
             "lease": 30.0,
             "foreign_age": 600.0,
             "max_crashes": 3,
+            "kinds": KINDS,
         },
-        "bury_hopeless": {},
+        "bury_hopeless": {"kinds": KINDS},
         "scan_finished": {
             "after": 0,
             "window": 1000,

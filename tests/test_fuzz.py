@@ -153,12 +153,12 @@ class TestOddRows:
             for look in (store.counts, store.workers, store.oldest_due):
                 queue.ask(look("redrive"))
             queue.ask(requeue_preview("redrive", Ended()))
-            orphaned = {"orphaned": ["here:1:aaaaaa"], "lease": 1.0, "foreign_age": 600.0}
+            orphaned = {"orphaned": ["here:1:aaaaaa"], "lease": 1.0, "foreign_age": 600.0, "kinds": []}
             reap = named("reap_jobs", "redrive", own_name=OWN_NAME, judge="", max_crashes=3, **orphaned)
             run(conn, reap)
             assert run(conn, reap) == []
-            run(conn, named("bury_hopeless", "redrive"))
-            assert run(conn, named("bury_hopeless", "redrive")) == []
+            run(conn, named("bury_hopeless", "redrive", kinds=[]))
+            assert run(conn, named("bury_hopeless", "redrive", kinds=[])) == []
             jobs = run(conn, claim_of(holder, lanes_of(conn), 100, 1000))
             while alone := run(conn, claims.claim_alone(holder, kinds=["known"], locked=[])):
                 jobs += alone

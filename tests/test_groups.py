@@ -59,7 +59,7 @@ class TestFingerprints:
     def test_what_dies_unrun_has_one_as_well(self, queue, conn):
         insert(conn, "mail", attempts=5, max_attempts=5)
         insert(conn, "mail", expires_at="2020-01-01")
-        conn.execute(query("bury_hopeless", "redrive"))
+        conn.execute(query("bury_hopeless", "redrive"), {"kinds": []})
         assert [row(conn, job).fingerprint for job in (1, 2)] == ["AttemptsExhausted", "DeadlinePassed"]
         assert [each.fingerprint for job in (1, 2) for each in history(conn, job)] == [
             "AttemptsExhausted",

@@ -76,7 +76,7 @@ def reap(seen: list[Any]) -> Statement[Any]:
 
 def reap_of(orphaned: list[str]) -> Statement[Any]:
     who = {"own_name": OWN_NAME, "judge": W2, "orphaned": orphaned}
-    return named("reap_jobs", "redrive", **who, lease=LEASE, foreign_age=FOREIGN, max_crashes=3)
+    return named("reap_jobs", "redrive", **who, lease=LEASE, foreign_age=FOREIGN, max_crashes=3, kinds=["k"])
 
 
 def beat(_: list[Any]) -> Statement[Any]:
@@ -119,7 +119,7 @@ OPERATIONS: dict[str, tuple[Step, ...]] = {
     "die": (finish(Died(FAILURE)),),
     "hand back mislaid": (lambda _: named("hand_back_mislaid", "redrive", worker=W1, known=[]),),
     "reap": (lambda _: named("survey_held", "redrive", own_name=OWN_NAME), reap),
-    "bury": (lambda _: named("bury_hopeless", "redrive"),),
+    "bury": (lambda _: named("bury_hopeless", "redrive", kinds=["k"]),),
     "cancel": (cancel(1),),
     "requeue": (lambda _: ended.requeue_preview("redrive", ended.Ended()), requeue),
     "delete": (scan, prune("delete_finished")),

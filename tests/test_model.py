@@ -419,7 +419,7 @@ class JobsTable(RuleBasedStateMachine):
 
     def bury(self, _worker: str) -> None:
         _, [seen] = self.ask("survey_held", own_name=OWN_NAME)
-        now, rows = self.ask("bury_hopeless")
+        now, rows = self.ask("bury_hopeless", kinds=list(KINDS))
         assert sorted(row.id for row in rows) == sorted(self.model.bury(now))
         assert seen.hopeless == bool(rows)
 
@@ -442,6 +442,7 @@ class JobsTable(RuleBasedStateMachine):
         assert set(seen.ownerless) == self.model.ownerless()
         orphaned = set(seen.ownerless) if certain else set()
         params = {"orphaned": sorted(orphaned), "lease": float(LEASE), "foreign_age": float(FOREIGN_AGE)}
+        params["kinds"] = list(KINDS)
         now, reaped = self.ask("reap_jobs", own_name=OWN_NAME, judge=judge, max_crashes=MAX_CRASHES, **params)
         expected = self.model.reap(now, judge, orphaned, LEASE * SECOND, FOREIGN_AGE * SECOND)
         assert {row.id: row.status for row in reaped} == expected

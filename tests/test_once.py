@@ -172,7 +172,7 @@ class TestMerge:
             "update redrive.jobs set locked_at = now() - interval '1 hour', updated_at = now() - interval '1 hour'"
         )
         if way == "reaped":
-            run(conn, named("reap_jobs", "redrive", max_crashes=3, **judge))
+            run(conn, named("reap_jobs", "redrive", max_crashes=3, kinds=[], **judge))
         else:
             run(conn, named("hand_back_mislaid", "redrive", worker="gone:1:aaaaaa", known=[]))
         assert row(conn, first).status == "failed"

@@ -46,7 +46,7 @@ def a_worker(conn, name=GONE, silent="1 hour", **columns):
     )
 
 
-def reap(conn, orphaned=(), foreign_age=3600):
+def reap(conn, orphaned=(), foreign_age=3600, kinds=("known",)):
     """Judge as a worker whose heart has just beaten."""
     a_worker(conn, JUDGE, silent="0 s")
     return run(
@@ -60,6 +60,7 @@ def reap(conn, orphaned=(), foreign_age=3600):
             lease=LEASE,
             foreign_age=foreign_age,
             max_crashes=3,
+            kinds=list(kinds),
         ),
     )
 
@@ -270,6 +271,29 @@ def test_a_session_that_has_a_dead_sentrys_process_id_by_chance_is_left_alone(qu
         assert sentries(conn) == [inside.worker.name]
 
 
+def test_a_death_is_left_for_a_while_to_a_worker_that_knows_the_kind_and_its_hook_cr_17(db, queue, conn):
+    """Who doesn't know it, of another application or an older version, has no on_dead to call."""
+    told, strangers = [], {"kinds": ["known"]}
+    knowing = Queue(db, lease=LEASE)
+    knowing.handler("guarded", on_dead=lambda died: told.append(died.id))(lambda payload: None)
+    a_worker(conn, silent="5 s")
+    poison = running(conn, GONE, kind="guarded", crashes=2, alone=True)
+    plain = running(conn, GONE, kind="guarded")
+    late = insert(conn, "guarded", expires_at=conn.execute("select now() - interval '1 s'").fetchone()[0])
+    a_worker(conn, "there:1:abcdef", silent="0 s", kinds=["guarded"])
+    assert [one.id for one in reap(conn, **strangers)] == [plain]
+    assert run(conn, named("bury_hopeless", "redrive", **strangers)) == []
+    with conn.transaction(force_rollback=True):
+        conn.execute("update redrive.workers set heartbeat_at = now() - interval '4 min' where name = %s", (GONE,))
+        conn.execute("update redrive.jobs set expires_at = now() - interval '4 min' where id = %s", (late,))
+        assert [(one.id, one.status) for one in reap(conn, **strangers)] == [(poison, "dead")]
+        assert [one.id for one in run(conn, named("bury_hopeless", "redrive", **strangers))] == [late]
+    with Inside(queue), Inside(knowing):
+        wait_for(lambda: sorted(told) == [poison, late])
+    assert {status(conn, job) for job in (poison, late)} == {"dead"}
+    knowing.close()
+
+
 def test_what_was_taken_back_is_told_to_those_who_listen(queue, conn):
     told = []
     end = events.subscribe(told.append, events.JobReclaimed, events.JobDied)
@@ -291,7 +315,7 @@ def test_a_judge_that_has_not_been_heard_itself_is_no_judge(conn):
     job = running(conn, GONE)
     a_worker(conn, JUDGE, silent="0.8 s")
     verdict = {"own_name": OWN_NAME, "judge": JUDGE, "orphaned": [], "lease": LEASE, "foreign_age": 3600}
-    assert run(conn, named("reap_jobs", "redrive", max_crashes=3, **verdict)) == []
+    assert run(conn, named("reap_jobs", "redrive", max_crashes=3, kinds=[], **verdict)) == []
     assert [one.id for one in reap(conn)] == [job]
 
 
@@ -300,6 +324,6 @@ def test_a_judge_that_has_not_been_heard_itself_is_no_judge(conn):
 def test_a_strangers_lock_that_was_never_taken_is_no_sign_of_life(conn, db, holder, when):
     """CR-02: whatever stands in locked_at, its worker has a row that nobody will ever write again."""
     job = insert(conn, "known", status="running", locked_by=holder, locked_at=when, updated_at="infinity")
-    orphaned = {"orphaned": [], "lease": 30.0, "foreign_age": 600.0}
+    orphaned = {"orphaned": [], "lease": 30.0, "foreign_age": 600.0, "kinds": []}
     [reaped] = run(conn, named("reap_jobs", "redrive", own_name=OWN_NAME, judge="", max_crashes=3, **orphaned))
     assert (reaped.id, reaped.status) == (job, "pending")

@@ -200,8 +200,8 @@ class Hands:
     def reap(self, own: psycopg.Connection) -> None:
         judge = rows(own, "select min(name) as name from redrive.workers")[0]["name"]
         bounds = {"lease": 1.0, "foreign_age": 600.0, "max_crashes": 3, "orphaned": [], "own_name": OWN_NAME}
-        run(own, named("reap_jobs", "redrive", judge=judge, **bounds))
-        run(own, named("bury_hopeless", "redrive"))
+        run(own, named("reap_jobs", "redrive", judge=judge, kinds=["k"], **bounds))
+        run(own, named("bury_hopeless", "redrive", kinds=["k"]))
 
     def requeue(self, own: psycopg.Connection) -> None:
         self.queue.requeue(Ended(statuses=("dead", "failed")), connection=own)

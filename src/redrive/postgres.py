@@ -82,7 +82,7 @@ class PostgresWorker(Worker):
             main_loop=asyncio.get_running_loop(),
         )
         self.reaper = Reaper(self.database, self._beat, self.heartbeat, settings, self._call_on_dead)
-        self.reaper.count = self.writer.tally.count
+        self.reaper.count, self.reaper.kinds = self.writer.tally.count, self.handlers.kinds()
         holder = Holder(self.name, settings.schema, self.writer.put_progress, complete, self.handlers.follower)
         self.producer = self._make_producer(
             self.database,

@@ -14,7 +14,7 @@ from redrive.service import Database, Service
 from redrive.statements import named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from redrive.connections import Control
     from redrive.heartbeat import Heartbeat
@@ -40,6 +40,8 @@ class Reaper(Service):
         on_dead: Callable[[JobDied], None],
     ) -> None:
         super().__init__(database)
+        self.kinds: Sequence[str] = ()
+        """Kinds whose handlers are known here: a death of another is first left to those who know its ``on_dead``."""
         self._control = control
         self._heartbeat = heartbeat
         self._settings = settings
@@ -94,7 +96,7 @@ class Reaper(Service):
         reaped = await self._take_back(orphaned) if seen.held else []
         for row in reaped:
             self._tell(row)
-        buried = await self._ask("bury_hopeless") if seen.hopeless else []
+        buried = await self._ask("bury_hopeless", kinds=list(self.kinds)) if seen.hopeless else []
         for row in buried:
             self._tell(row)
         if reaped:
@@ -118,6 +120,7 @@ class Reaper(Service):
             lease=settings.lease,
             foreign_age=settings.foreign_lease,
             max_crashes=settings.max_crashes,
+            kinds=list(self.kinds),
         )
 
     async def _ask(self, name: str, given: Callable[[], bool] | None = None, **params: Any) -> list[Any]:

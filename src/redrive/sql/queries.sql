@@ -767,7 +767,8 @@ SELECT ARRAY(
 -- has been heard.
 --
 -- What may have been running is claimed alone next time. Only a death with nothing beside it counts as a crash, so
--- the neighbours of a job that kills its process lose nothing.
+-- the neighbours of a job that kills its process lose nothing. Where a job is dead for it, that is left for a while to a
+-- live worker that knows the kind, if the judge does not (:kinds): it has the kind's on_dead.
 WITH RECURSIVE holders AS (
     (SELECT locked_by FROM {jobs} WHERE status = 'running' AND locked_by IS NOT NULL ORDER BY locked_by LIMIT 1)
     UNION ALL
@@ -833,7 +834,11 @@ WITH RECURSIVE holders AS (
                    || coalesce(locked_by, '(unnamed)') || ' was lost'
                ELSE 'worker lost: ' || coalesce(locked_by, '(unnamed)') || ' fell silent; reclaimed'
            END AS reason
-    FROM judged
+    FROM judged d
+    WHERE verdict <> 'dead' OR kind = ANY(%(kinds)s::text[])
+       OR NOT EXISTS (SELECT FROM {workers} w WHERE w.heartbeat_at > {clock}() - w.lease AND d.kind = ANY(w.kinds))
+       OR NOT EXISTS (SELECT FROM {workers} l
+                      WHERE l.name = d.locked_by AND l.heartbeat_at > {clock}() - l.lease - interval '3 minutes')
 ), reclaimed AS (
     UPDATE {jobs} AS j
     SET status = w.verdict,
@@ -876,17 +881,20 @@ WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted AND l.o
 -- name: bury_hopeless
 -- Pending jobs that can't run any more die in plain sight, also those of kinds that nobody knows: past their deadline, or
 -- without an attempt left (max_attempts was lowered, or a stranger wrote them so). Each lookup is of an index of its own.
+-- A deadline of a moment ago is left to those who know the kind, as in reap_jobs.
 WITH hopeless AS MATERIALIZED (
     SELECT id, kind, attempts, claims, key, expires_at,
            CASE WHEN attempts >= max_attempts THEN 'AttemptsExhausted' ELSE 'DeadlinePassed' END AS error_type,
            CASE WHEN attempts >= max_attempts THEN 'no attempt left: ' || attempts || ' of ' || max_attempts || ' were used'
                 ELSE 'deadline: expires_at ' || expires_at || ' passed before the job could run' END AS reason
-    FROM {jobs}
+    FROM {jobs} j
     WHERE id = ANY(ARRAY(
               SELECT id FROM {jobs}
               WHERE expires_at IS NOT NULL AND expires_at <= {clock}() AND status || '' = 'pending' LIMIT 500)
           || ARRAY(SELECT id FROM {jobs} WHERE attempts >= max_attempts AND status || '' = 'pending' LIMIT 500))
       AND status || '' = 'pending'
+      AND (attempts >= max_attempts OR expires_at < {clock}() - interval '3 minutes' OR kind = ANY(%(kinds)s::text[])
+           OR NOT EXISTS (SELECT FROM {workers} w WHERE w.heartbeat_at > {clock}() - w.lease AND j.kind = ANY(w.kinds)))
     ORDER BY id
     FOR UPDATE SKIP LOCKED
 ), buried AS (
