@@ -176,16 +176,6 @@ def test_a_complaint_is_told_at_once_and_not_with_the_next_beat_op_08(db, conn):
     queue.close()
 
 
-def test_a_complaint_that_no_database_can_hold_stops_no_beat_pe_02(judge, conn):
-    """As of a broker, or of a server that alerts are sent to: a beat that is refused would be the worker's death."""
-    judge.requeuer.trouble = "a\0b\n\ud800 " + "x" * 100_000
-    said = "select problem from redrive.workers where problem like 'requeuer loop: a\ufffdb \ufffd x%%xx'"
-    wait_for(lambda: conn.execute(said, []).fetchone())
-    beats = judge.heartbeat.beats
-    wait_for(lambda: judge.heartbeat.beats > beats)
-    assert judge.heartbeat.trouble == ""
-
-
 def test_a_deleted_row_comes_back_with_the_next_beat(queue, judge, conn):
     judge.heartbeat.beats = 1
     conn.execute("delete from redrive.workers")
@@ -199,20 +189,22 @@ def test_a_deleted_row_comes_back_with_the_next_beat(queue, judge, conn):
 
 @pytest.mark.parametrize(
     ("encoding", "said"),
-    [("UTF8", "\ufffd\ufffd\u65e5"), ("LATIN1", r"\ufffd\ufffd\u65e5")],
+    [("UTF8", "\ufffd\ufffd \u65e5x"), ("LATIN1", r"\ufffd\ufffd \u65e5x")],
     ids=["UTF8", "LATIN1"],
 )
-def test_a_complaint_that_the_database_cannot_store_as_it_is_does_not_stop_the_heart_cn_07(server_url, encoding, said):
+def test_a_complaint_that_the_database_cannot_store_as_it_is_stops_no_heart_cn_07_pe_02(server_url, encoding, said):
     """Its worker would be taken for dead, and its jobs run elsewhere."""
     with database(server_url, f"template0 encoding '{encoding}' lc_collate 'C' lc_ctype 'C'") as dsn:
         migrate(dsn)
         queue = Queue(dsn, lease=LEASE)
         queue.handler("other")(lambda payload: None)
         with Inside(queue) as inside, psycopg.connect(dsn, autocommit=True, client_encoding="utf8") as conn:
-            inside.worker.sweeper.trouble = "\x00\udcff\u65e5"
+            inside.worker.sweeper.trouble = "\x00\udcff\n\u65e5" + "x" * 100_000
             beats = inside.worker.heartbeat.beats
             wait_for(lambda: inside.worker.heartbeat.beats > beats + 1, 5)
-            assert conn.execute("select problem from redrive.workers").fetchone() == (f"sweeper loop: {said}",)
+            [(problem,)] = conn.execute("select problem from redrive.workers").fetchall()
+            assert problem.startswith(f"sweeper loop: {said}")
+            assert len(problem) < 2100
         queue.close()
 
 
