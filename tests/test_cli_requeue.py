@@ -98,11 +98,11 @@ class TestAtBroker:
         ],
         ids=" ".join,
     )
-    def test_it_goes_with_no_other_filter_or_way(self, db, more):
-        assert "--at-broker goes with ids" in complaint(redrive(db, "requeue", "--at-broker", 1, *more, code=2))
+    def test_it_goes_with_no_other_filter_or_way(self, more):
+        assert "--at-broker goes with ids" in complaint(redrive(None, "requeue", "--at-broker", 1, *more, code=2))
 
-    def test_nothing_said_is_not_all(self, db, conn, sent):
-        assert "--all for all of them" in complaint(redrive(db, "requeue", "--at-broker", code=2))
+    def test_nothing_said_is_not_all(self):
+        assert "--all for all of them" in complaint(redrive(None, "requeue", "--at-broker", code=2))
 
 
 class TestOverTime:
