@@ -180,10 +180,13 @@ def test_one_whose_job_the_database_refuses_is_marked_and_holds_up_no_other_cn_0
     assert sorted(job.metadata["schedule"] for job in jobs(conn)) == ["s0", "s1", "s3", "s4"]
     assert "ours_alone" in schedule(conn, "s2").problem
     assert [schedule(conn, name).problem for name in names if name != "s2"] == [None] * 4
+    Ticks(db)()
+    assert "ours_alone" in schedule(conn, "s2").problem, "it stays broken, and is not well until its next slot"
     conn.execute("alter table redrive.jobs drop constraint ours_alone")
     Ticks(db)()
     row = schedule(conn, "s2")
     assert (row.problem, row.next_run_at > clock(conn)) == (None, True)
+    assert sorted(job.metadata["schedule"] for job in jobs(conn)) == names, "and no slot is lost"
 
 
 def test_a_zone_that_one_machine_does_not_know_is_the_other_machines_business(db, conn, caplog, monkeypatch):

@@ -188,7 +188,7 @@ class Scheduler(Service):
         return False
 
     def _judge(self, row: Any, table: Timetable, now: datetime) -> Due | None:
-        if row.problem is None and row.next_run_at is not None and row.next_run_at <= now:
+        if row.next_run_at is not None and row.next_run_at <= now:
             policy = Policy(row.missed, row.missed_most, row.missed_age)
             slots = owed(table, row.next_run_at, now, policy)
             return Due(row, slots, table.next(max(now, slots[-1].slot)))
@@ -223,7 +223,7 @@ class Scheduler(Service):
         return any([await self._write(batch) for batch in _batches(due)])
 
     async def _write(self, batch: list[Due]) -> bool:
-        """Write some of them; one whose job the table refuses is broken, and holds up no other."""
+        """Write some of them; one whose job the table refuses is broken, keeps its slot, and holds up no other."""
         flat = [(each.row.name, *one) for each in batch for one in each.owed]
         statement = named(
             "advance_schedules",

@@ -1152,7 +1152,7 @@ WITH given AS (
     RETURNING schedule, slot, outcome, reason, job_id
 ), moved AS (
     UPDATE {schedules} AS s
-    SET next_run_at = h.next, ended_at = CASE WHEN h.next IS NULL THEN {clock}() END,
+    SET next_run_at = h.next, problem = NULL, ended_at = CASE WHEN h.next IS NULL THEN {clock}() END,
         waiting_slot = (SELECT j.slot FROM judged j WHERE j.name = h.name AND j.waits),
         last_run_at = coalesce(r.slot, s.last_run_at), last_job_id = coalesce(r.job_id, s.last_job_id)
     FROM held h
