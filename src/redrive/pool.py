@@ -65,8 +65,7 @@ class Pool:
         self._after_fork()
         self._forget_closed_loops()
         with self._lock:
-            idle = self._async_idle[asyncio.get_running_loop()]
-        outages = self._outages
+            idle, outages = self._async_idle[asyncio.get_running_loop()], self._outages
         conn = self._take(idle) or await self._aconnect()
         try:
             yield conn
@@ -148,8 +147,10 @@ class Pool:
     def _distrust(self, error: BaseException) -> None:
         """Keep nothing from before an outage: after a failover it may lead to the old server, which answers."""
         if is_outage(error):
-            self._outages += 1
-            self.close()
+            self._after_fork()
+            with self._lock:  # both at once: who gives one back in between would leave it here
+                self._outages += 1
+                _end_all(self._pid, self._idle, self._async_idle)
 
     def _keep(self, idle: list[C], conn: C, outages: int) -> None:
         self._after_fork()
