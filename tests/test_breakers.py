@@ -381,3 +381,19 @@ def test_the_jobs_of_one_target_are_found_without_a_walk_through_those_of_all_ot
     removed = [int(rows) for rows in re.findall(r"Rows Removed by Filter: (\d+)", plan)]
     assert "jobs_claim_idx" in plan
     assert max(removed, default=0) < 100
+
+
+@pytest.mark.parametrize("target", ["", "host7"])
+def test_those_that_were_put_off_are_found_without_a_walk_through_the_table(conn, target):
+    """The shell allows walks, and whoever closes a breaker waits for the answer."""
+    conn.execute(
+        """insert into redrive.jobs (kind, status) select 'mail', 'succeeded' from generate_series(1, 2000);
+        insert into redrive.jobs (kind, lane, claims, run_at)
+        select 'mail', 'host' || i % 50, 1, now() + interval '1 h' from generate_series(1, 2000) i;
+        analyze redrive.jobs; update redrive.jobs set run_at = now() where status = 'pending'"""
+    )
+    statement = named("put_off", "redrive", kind="mail", target=target, most=100)
+    text = statement.sql if isinstance(statement.sql, bytes) else statement.sql.as_bytes(conn)
+    plan = "\n".join(line for (line,) in conn.execute(b"explain " + text, statement.params))
+    assert "jobs_claim_idx" in plan
+    assert "Seq Scan" not in plan

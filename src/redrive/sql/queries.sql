@@ -1504,10 +1504,17 @@ ORDER BY state = 'closed', b.kind, b.target
 -- :most, and until when. What was enqueued for later has had no try.
 SELECT count(*)::int AS jobs, max(run_at) AS until
 FROM (
-    SELECT run_at FROM {jobs}
-    WHERE status = 'pending' AND kind = %(kind)s::text AND (%(target)s::text = '' OR lane = %(target)s::text)
-      AND run_at > {clock}() AND claims > 0
-    LIMIT %(most)s
+    ( -- both as in list_breakers: by a limit alone the whole table looks short
+        SELECT run_at FROM {jobs}
+        WHERE %(target)s::text = '' AND status = 'pending' AND kind = %(kind)s::text AND run_at > {clock}() AND claims > 0
+        ORDER BY priority, lane, run_at, id
+        LIMIT %(most)s
+    ) UNION ALL (
+        SELECT run_at FROM {jobs}
+        WHERE %(target)s::text <> '' AND status = 'pending' AND kind = %(kind)s::text AND lane = %(target)s::text
+          AND priority = ANY(ARRAY[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]::smallint[]) AND run_at > {clock}() AND claims > 0
+        LIMIT %(most)s
+    )
 ) j
 
 -- name: prune_breakers
