@@ -305,10 +305,11 @@ class TestCommand:
         beat(conn)
         insert(conn, "mail", run_at="2020-01-01")
         env = {"REDRIVE_ALERT_WEBHOOK": endpoint.url}
-        for rule in ("relay", "taker"):
+        for told in (["relay"], ["relay", "taker"]):
             assert redrive(db, "alerts", "check", env=env).stdout.strip() == "1 news"
             [line] = endpoint.taken[-1]["lines"]
-            assert (line["what"], line["rule"], line["subject"]) == ("new", rule, "mail")
+            assert (line["what"], line["rule"], line["subject"]) == ("new", told[-1], "mail")
+            assert sorted(row["rule"] for row in answer(db, "alerts")["alerts"]) == told
             conn.execute("update redrive.alerts set began_at = now() - interval '61 s' where rule = 'taker'")
             conn.execute("update redrive.alert_state set looked_at = now() - interval '61 s'")
 

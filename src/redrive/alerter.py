@@ -129,7 +129,8 @@ async def _look(turn: _Look, state: Any, settings: Settings, channels: dict[str,
     messages = [("alert", alert(news.changes, settings, state.now))] if news.changes else []
     digest = alerts.digest_due(settings.alert_digest, state.digest_at, state.now)
     if digest:
-        messages.append(("digest", await summary(ask, seen, settings, state.now, len(news.keep))))
+        told = sum(1 for row in news.keep if row["told_value"])
+        messages.append(("digest", await summary(ask, seen, settings, state.now, told)))
     rows = [(channel, sort, json.dumps(message)) for sort, message in messages for channel in channels]
     written = await turn.write(
         **{name: [row[name] for row in news.keep] for name in _COLUMNS},

@@ -142,7 +142,7 @@ def _show(now: Session, *, as_json: bool) -> None:
     settings = now.queue.settings
     holding, here = rules(settings.alert_rules), list(messengers(settings))
     [state] = now.ask(_state(now))
-    open_alerts = now.ask(named("read_alerts", now.schema))
+    open_alerts = [row for row in now.ask(named("read_alerts", now.schema)) if row.told_value]
     known = {row.channel: row for row in now.ask(named("alert_channels", now.schema))}
     if as_json:
         screen.document(
