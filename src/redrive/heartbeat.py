@@ -126,7 +126,7 @@ class Heartbeat(Service):
                     in_flight=self._in_flight(),
                     lease=settings.lease,
                     listener_pid=listener_pid,
-                    problem=self._complaints() or None,
+                    problem=complaints or None,
                     clock_skew=self._skew,
                 ),
                 timeout=max(1.0, settings.beat_every),
