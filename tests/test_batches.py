@@ -160,6 +160,7 @@ def test_one_whose_follower_the_database_refuses_is_complained_of_and_holds_up_n
     with Inside(queue, poll=0.5) as inside:
         wait_for(lambda: states(conn) == {"succeeded": 5})
         wait_for(lambda: f"what follows batch {batches[1]} is refused" in inside.worker.complaints())
+        assert inside.worker.ailment() == ""  # a restart would mend nothing
         assert [batch.id for batch in queue.batches.list(ended=False)] == [batches[1]]
 
 

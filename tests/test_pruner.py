@@ -198,7 +198,7 @@ class TestWalk:
         assert pruner.pruned == 50 - len(referred_to)
         assert rows(conn, "select id from redrive.jobs order by id") == referred_to
         assert rows(conn, "select id from redrive.failures") == []
-        assert f"{len(referred_to)} jobs are not pruned: ForeignKeyViolation" in pruner.trouble
+        assert f"{len(referred_to)} jobs are not pruned: ForeignKeyViolation" in pruner.remark
         assert [record.msg for record in caplog.records] == ["job %s is not pruned: %s"]
         conn.execute("drop table public.mail")
         assert prune(db).pruned == len(referred_to)

@@ -352,6 +352,25 @@ class TestDeadlines:
                 assert "ConnectionError: down" in found.last_error
         assert Counter(starts) == dict.fromkeys(ids, 2)
 
+    def test_a_job_that_fails_each_time_never_starts_after_its_deadline(self, conn, queue):
+        """RB-04: with many tries left."""
+        starts = []
+
+        @both(queue, "k", backoff=SOON, max_attempts=100)
+        def failing(payload, job):
+            starts.append((job.id, datetime.now(UTC)))
+            raise ConnectionError("down")
+
+        deadlines = {}
+        for kind in ("k", "a_k"):
+            one = queue.enqueue(kind, expires_in=1).id
+            deadlines[one] = row(conn, one).expires_at
+        with working(queue):
+            for one in deadlines:
+                assert until_state(conn, one, "dead").last_error.startswith("deadline")
+        assert len(starts) > 4
+        assert all(at < deadlines[one] for one, at in starts)
+
     def test_a_job_of_a_kind_that_nobody_knows_dies_of_its_deadline_too(self, conn, queue):
         queue.handler("k")(lambda: None)
         one = queue.enqueue("nobody knows", expires_in=0.1).id

@@ -65,7 +65,7 @@ class Batcher(Service):
             self._refused.clear()
         over = await self._control.run(named("over_batches", self._control.schema, refused=list(self._refused)))
         rows = await self._end([row.id for row in over]) if over else []
-        self.trouble = "; ".join(list(self._refused.values())[:3])
+        self.remark = "; ".join(list(self._refused.values())[:3])
         now = time.monotonic()
         self.asked, self._rested_at = False, now + max(SHORTEST, PATIENCE * (now - began))
         self.ended += len(rows)

@@ -94,7 +94,7 @@ class Pruner(Service):
                 raise
             return REST
         window.grow()
-        self.trouble = f"{len(self._refused)} jobs are not pruned: {self._refusal}" if self._refused else ""
+        self.remark = f"{len(self._refused)} jobs are not pruned: {self._refusal}" if self._refused else ""
         if not more:
             self._walked = not self._walked
             self._after = FIRST

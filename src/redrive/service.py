@@ -77,6 +77,8 @@ class Service:
         """The pause that the last tick asked for: a loop is stuck when it is much later than that."""
         self.trouble = ""
         """What the last tick failed with; empty while all is well."""
+        self.remark = ""
+        """What it came upon that somebody has to mend, and no restart would: the loop itself is well."""
         self._wake = asyncio.Event()
         self._failures = 0
         self._told = ""

@@ -305,10 +305,13 @@ class Worker(ABC):
         self._hooks.submit(call)
 
     def complaints(self) -> str:
-        """Say what is wrong with this worker's loops, in a line; empty while all of them turn.
+        """Say what is wrong with this worker's loops, or what they came upon, in a line; empty while all is well.
 
         It goes with the beat, whatever was said by whom: a beat that the database refuses would be the worker's death.
         """
+        return self._line([*self._troubles(), *(each.remark for each in self._services() if each.remark)])
+
+    def _troubles(self) -> list[str]:
         now = time.monotonic()
         said = [f"{service.name} loop: {service.trouble}" for service in self._services() if service.trouble]
         said += [
@@ -319,12 +322,15 @@ class Worker(ABC):
         if self.loop_blocked:
             said.append("the event loop is blocked by a handler")
         said += [f"job {job.id} ({job.kind}) is past its timeout and can't be stopped" for job in self.slots.overdue()]
+        return said
+
+    def _line(self, said: list[str]) -> str:
         text = storable(clip(" ".join("; ".join(said).split()), LONGEST_COMPLAINT))
         return text if self._spells_all else ascii_only(text)
 
     def ailment(self) -> str:
-        """Say why this worker should be taken for ill: what it complains of, or that nobody has heard it of late."""
-        return self.complaints() or ("" if self.fresh else "the last sign of life is too old")
+        """Say why this worker should be taken for ill: its loops are, or nobody has heard it of late."""
+        return self._line(self._troubles()) or ("" if self.fresh else "the last sign of life is too old")
 
     def _give_up_on_database(self) -> None:
         if self._away_too_long():
