@@ -234,8 +234,12 @@ class Model:
             if row.status == "running" and row.locked_by == worker and row.id not in known
         ]
         for row in mislaid:
-            row.status, row.run_at, row.updated_at = "failed" if row.superseded else "pending", now, now
-            row.last_error = SUPERSEDED if row.superseded else row.last_error
+            cancelled = row.cancel_requested_at is not None
+            row.status, row.run_at, row.updated_at = "failed" if row.superseded or cancelled else "pending", now, now
+            if cancelled:
+                row.key, row.last_error = None, "cancelled while a worker held it"
+            elif row.superseded:
+                row.last_error = SUPERSEDED
             row.attempts = max(row.attempts, 1) - 1
             row.locked_at = row.locked_by = None
         return [row.id for row in mislaid]

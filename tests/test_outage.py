@@ -419,7 +419,10 @@ def test_what_was_claimed_across_a_silence_is_given_back_though_the_next_claim_i
 
 
 def test_a_worker_with_nothing_in_its_hands_gives_back_what_it_holds_by_the_table(queue, conn, caplog):
-    """The net under whatever loses a job between the table and a slot: held by the living, it would be nobody's."""
+    """The net under whatever loses a job between the table and a slot: held by the living, it would be nobody's.
+
+    One that was to be cancelled meanwhile ends, and does not run.
+    """
     with Inside(queue, poll=0.2) as inside:
         done = insert(conn, "job")
         wait_for(lambda: status(conn, done) == "succeeded" and inside.worker.writer.idle)
@@ -430,11 +433,15 @@ def test_a_worker_with_nothing_in_its_hands_gives_back_what_it_holds_by_the_tabl
             "attempts": 1,
             "claims": 1,
         }
-        mislaid = insert(conn, "job", **held)
+        with conn.transaction():
+            mislaid = insert(conn, "job", **held)
+            cancelled = insert(conn, "job", cancel_requested_at="2020-01-01", key="k", **held)
         inside.worker.producer.mislaid._audit_at = 0.0
         wait_for(lambda: status(conn, mislaid) == "succeeded", 5)
     assert (row(conn, mislaid).attempts, row(conn, mislaid).claims) == (1, 2)
-    assert f"in nobody's hands, they are pending: {mislaid}" in caplog.text
+    found = row(conn, cancelled)
+    assert (found.status, found.claims, found.key, found.last_error[:9]) == ("failed", 1, None, "cancelled")
+    assert f"in nobody's hands, they are given back: {mislaid}, {cancelled}" in caplog.text
 
 
 def test_a_job_whose_outcome_is_still_judged_is_in_somebodys_hands(queue, conn):

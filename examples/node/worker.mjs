@@ -75,8 +75,10 @@ export const SQL = {
 
   handBack: `
     UPDATE redrive.jobs
-    SET status = 'pending', attempts = greatest(attempts, 1) - 1, run_at = clock_timestamp(),
-        locked_by = NULL, locked_at = NULL, updated_at = now()
+    SET status = CASE WHEN cancel_requested_at IS NOT NULL OR superseded THEN 'failed' ELSE 'pending' END,
+        last_error = CASE WHEN cancel_requested_at IS NOT NULL OR superseded THEN 'cancelled while it ran' ELSE last_error END,
+        key = CASE WHEN cancel_requested_at IS NULL THEN key END,
+        attempts = greatest(attempts, 1) - 1, run_at = clock_timestamp(), locked_by = NULL, locked_at = NULL, updated_at = now()
     WHERE id = $1 AND claims = $2 AND locked_by = $3 AND status || '' = 'running'`,
 
   leave: `

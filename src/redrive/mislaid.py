@@ -58,7 +58,7 @@ class Mislaid:
         if found and not self.in_doubt and not again:
             ids = ", ".join(str(row.id) for row in found[:SHOWN])
             _log.warning(
-                "%d jobs were held by this worker and in nobody's hands, they are pending: %s", len(found), ids
+                "%d jobs were held by this worker and in nobody's hands, they are given back: %s", len(found), ids
             )
         if self.in_doubt:
             self.in_doubt, self._looks = False, [now + after for after in reversed(AGAIN_AFTER)]

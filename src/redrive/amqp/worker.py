@@ -124,7 +124,7 @@ class Visits(Service):
         )
         if found:
             ids = ", ".join(str(row.id) for row in found[:SHOWN])
-            _log.warning("%d jobs were at home and in nobody's hands, they are pending: %s", len(found), ids)
+            _log.warning("%d jobs were at home and in nobody's hands, they are given back: %s", len(found), ids)
 
     async def _ask_for_breakers(self) -> None:
         began = time.monotonic()

@@ -581,8 +581,11 @@ FROM held h JOIN finished f ON f.id = h.id
 -- name: hand_back_mislaid
 -- Jobs that are this worker's by the table and not by its memory: the answer of a claim was lost on its way.
 UPDATE {jobs}
-SET status = CASE WHEN superseded THEN 'failed' ELSE 'pending' END, attempts = greatest(attempts, 1) - 1, run_at = {clock}(),
-    last_error = CASE WHEN superseded THEN 'cancelled: superseded by a job with the same key, enqueued while it ran' ELSE last_error END,
+SET status = CASE WHEN superseded OR cancel_requested_at IS NOT NULL THEN 'failed' ELSE 'pending' END,
+    attempts = greatest(attempts, 1) - 1, run_at = {clock}(), key = CASE WHEN cancel_requested_at IS NULL THEN key END,
+    last_error = CASE WHEN cancel_requested_at IS NOT NULL THEN 'cancelled while a worker held it'
+                      WHEN superseded THEN 'cancelled: superseded by a job with the same key, enqueued while it ran'
+                      ELSE last_error END,
     locked_at = NULL, locked_by = NULL, updated_at = {clock}()
 WHERE status = 'running' AND locked_by = %(worker)s AND NOT id = ANY(%(known)s::bigint[])
 RETURNING id
