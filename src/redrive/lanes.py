@@ -127,7 +127,7 @@ class Lanes:
         self._turn: deque[Key] = deque()
         self._looks = Looks()
         self._behind: deque[tuple[Lane, Piece]] = deque()
-        self._reach = 1
+        self._reach = MOST_PIECES
         self._clock = float("inf")
         """Monotonic seconds less those of the database's clock."""
         self._owed = 0  # jobs since a starving lane had its share
@@ -297,7 +297,7 @@ class Lanes:
             self._learn_reach(few, fair)
             self._spent += max(0.0, fair - self._looks.quickest)
             if not self._behind:  # once through: while that costs so little, it may as well be done each time
-                self.heads_are_cheap, self._spent = self._spent <= self._looks.dear_from(0), 0.0
+                self.heads_are_cheap, self._spent = self._spent <= self._looks.a_piece, 0.0
             self.swept_until = now + min(max(fair * PATIENCE, took * BREATH), LONGEST)
         return sorted((job for of_lane in found.values() for job in of_lane), key=attrgetter("priority"))
 
@@ -319,7 +319,7 @@ class Lanes:
 
     def _learn_reach(self, few: Sequence[tuple[Lane, Piece]], took: float) -> None:
         """Look at more pieces at once, or at half as many, down to the one that is dear, which is split."""
-        dear = self._looks.dear_from(0)
+        dear = self._looks.a_piece
         if took > 4 * dear and len(few) > 1:
             self._behind.extendleft(reversed(few))
             self._reach = len(few) // 2
@@ -332,7 +332,7 @@ class Lanes:
         if took > dear:
             self._reach = max(1, self._reach // 2)
         elif took < dear / 2:
-            self._reach = min(MOST_PIECES, self._reach + max(1, self._reach // 4))
+            self._reach = min(MOST_PIECES, self._reach * 2)
 
     def _judge(self, took: float, jobs: int, now: float) -> None:
         """Stop looking from the heads once that was dear three times running: once, it may have been a busy machine."""

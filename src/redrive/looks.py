@@ -42,7 +42,16 @@ class Looks:
 
     def fair(self, took: float) -> float:
         """Give what a look that took *took* seconds would have taken had the server had nothing else to do."""
-        return max(min(took, self.quickest), took - max(0.0, self._usual - self.quickest))
+        return max(min(took, self.quickest), took - self._busy)
+
+    @property
+    def a_piece(self) -> float:
+        """What may be looked through at once, in seconds of :meth:`fair`: more where the server adds much to each look."""
+        return self.dear_from(0) + self._busy
+
+    @property
+    def _busy(self) -> float:
+        return max(0.0, self._usual - self.quickest)
 
     def dear_from(self, jobs: int) -> float:
         """Give the seconds from which a look that brings *jobs* is a dear one."""
