@@ -119,7 +119,7 @@ def written(conn: psycopg.Connection[Any], rows: list[dict[str, Any]]) -> list[i
         try:
             query = f"insert into redrive.jobs ({names}) values ({marks}) returning id"
             ids += [row[0] for row in conn.execute(query, list(each.values()))]
-        except psycopg.errors.UniqueViolation:
+        except (psycopg.errors.UniqueViolation, psycopg.errors.UntranslatableCharacter):  # not every encoding has all
             continue
     return ids
 
@@ -228,6 +228,10 @@ class TestOddRows:
         assert queue.get(job).status == "pending"
         drain(queue)
         queue.close()
+
+
+REFUSED = (InvalidOption, psycopg.errors.UntranslatableCharacter)
+"""The last by a database whose encoding has no such letter: see `make matrix`."""
 
 
 def said(*words: str, codes: tuple[int, ...] = (0,)) -> str:
@@ -373,7 +377,7 @@ class TestHostileWords:
                 found = queue.ask(store.list_jobs("redrive", error=word))
                 moved = queue.requeue(Ended(error=word))
                 cancelled = queue.cancel(kind=word, key=word, reason=word)
-            except InvalidOption:
+            except REFUSED:
                 return
             matches = word.casefold() in "plain words"
             assert bool(found) == bool(moved) == matches
@@ -390,7 +394,7 @@ class TestHostileWords:
         def holds(kind, key, lane):
             try:
                 made = queue.enqueue(kind, key=key, lane=lane)
-            except InvalidOption:
+            except REFUSED:
                 return
             row = queue.get(made.id)
             assert row.key == key
@@ -416,7 +420,7 @@ class TestHostileValues:
         def holds(value):
             try:
                 made = queue.enqueue("k", {"value": value})
-            except InvalidPayload:
+            except (InvalidPayload, *REFUSED):
                 return
             found = queue.get(made.id).payload["value"]
             assert json.loads(json.dumps(value)) == found

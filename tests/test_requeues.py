@@ -12,12 +12,14 @@ from typing import Any
 import psycopg
 import pytest
 
+import support
 from engine import Inside
 from plans import call, explain, forget_statistics, most_rows, nodes, prepare, touched
 from redrive import InvalidOption, InvalidPayload, Queue, ended
 from redrive.connections import Control
 from redrive.ended import BURST, WINDOW, Ended
 from redrive.errors import UnknownRequeue
+from redrive.migrate import migrate
 from redrive.requeuer import LOOK_EVERY, Requeuer
 from redrive.requeues import changed
 from redrive.service import Database
@@ -477,3 +479,15 @@ class TestEdit:
     def test_a_path_that_leads_nowhere_is_refused(self, path):
         with pytest.raises(InvalidOption, match="leads nowhere"):
             changed({"to": "a", "items": [1]}, path, 9)
+
+
+def test_a_filter_in_letters_that_are_no_ascii_is_kept_in_a_database_that_takes_no_escapes(server_url):
+    """Of an encoding other than UTF8 not every server can tell what an escape within JSON means."""
+    with support.database(server_url, "template0 encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'") as dsn:
+        migrate(dsn)
+        queue = Queue(dsn)
+        made = queue.enqueue("café", key="déjà").id
+        assert queue.cancel(kind="café", key="déjà", reason="fermé") == {made: "pending"}
+        assert queue.requeue(Ended(kind="café", error="fermé", statuses=("failed",))) == [made]
+        queue.kinds.pause("café", reason="fermé")
+        queue.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ from redrive.migrate import migrate
 from support_engine import drain, due_now, history, plain_insert, row, rows, states, until_state, working
 
 SOON = backoff.fixed(0.1)
+# not every encoding of `make matrix` has the letter that the escape means
+ODD = "\\ufeff" if os.environ.get("MATRIX_ENCODING", "UTF8") == "UTF8" else ""
 
 
 @pytest.fixture
@@ -599,7 +602,7 @@ class TestOddRows:
             ('{"n": 1e400}', {}, "succeeded"),
             ('{"n": ' + "[" * 600 + "]" * 600 + "}", {}, "succeeded"),
             ('{"n": ' + "[" * 5000 + "]" * 5000 + "}", {}, "dead"),
-            ('{"n": "\\u0001\\ufeff"}', {}, "succeeded"),
+            (f'{{"n": "\\u0001{ODD}"}}', {}, "succeeded"),
             ('{"n": 1}', {"run_at": "-infinity"}, "succeeded"),
             ('{"n": 1}', {"created_at": "infinity"}, "succeeded"),
             ('{"n": 1}', {"attempts": -(2**31)}, "succeeded"),

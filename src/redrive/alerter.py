@@ -131,7 +131,8 @@ async def _look(turn: _Look, state: Any, settings: Settings, channels: dict[str,
     if digest:
         told = sum(1 for row in news.keep if row["told_value"])
         messages.append(("digest", await summary(ask, seen, settings, state.now, told)))
-    rows = [(channel, sort, json.dumps(message)) for sort, message in messages for channel in channels]
+    texts = [(sort, json.dumps(message, ensure_ascii=False)) for sort, message in messages]
+    rows = [(channel, *text) for text in texts for channel in channels]
     written = await turn.write(
         **{name: [row[name] for row in news.keep] for name in _COLUMNS},
         over_rules=[rule for rule, _ in news.over],

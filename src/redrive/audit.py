@@ -123,7 +123,7 @@ def begin(
     schema: str, action: str, what: Mapping[str, Any], *, by: str = "", reason: str = "", moved: int = 0
 ) -> Statement[Any]:
     """Note an act of several statements; gives the row's id, for :func:`count`."""
-    given = {"action": action, "filter": json.dumps(what), "moved": moved, **signed(by, reason)}
+    given = {"action": action, "filter": json.dumps(what, ensure_ascii=False), "moved": moved, **signed(by, reason)}
     return named("write_audit", schema, **given)
 
 

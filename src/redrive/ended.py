@@ -72,7 +72,8 @@ class Ended:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.statuses == ("dead",):
             del given["statuses"]
-        return json.dumps({name: value for name, value in given.items() if value is not None}, default=_plain)
+        given = {name: value for name, value in given.items() if value is not None}
+        return json.dumps(given, default=_plain, ensure_ascii=False)  # not every encoding takes escapes
 
     @classmethod
     def of(cls, which: Ended | int | Iterable[int]) -> Ended:

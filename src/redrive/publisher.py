@@ -187,7 +187,11 @@ class Publisher(Installation, Registry):
         ]
         if not named_targets:
             return None
-        return lambda payload: json.dumps({each.kind: each.target_of(payload) for each in named_targets})
+
+        def targets(payload: Any) -> str:
+            return json.dumps({each.kind: each.target_of(payload) for each in named_targets}, ensure_ascii=False)
+
+        return targets
 
     def _answer(self, topic: str, rows: Sequence[Any]) -> Published:
         if not rows:

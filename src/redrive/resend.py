@@ -36,7 +36,7 @@ class AtBroker:
     def written(self) -> str:
         """Write it as JSON, without what isn't given."""
         given = {name: value for name, value in self.params().items() if value is not None}
-        return json.dumps({"at": "broker", **given, "until": self.until.isoformat()})
+        return json.dumps({"at": "broker", **given, "until": self.until.isoformat()}, ensure_ascii=False)
 
 
 def preview(schema: str, which: AtBroker) -> Statement[Any]:

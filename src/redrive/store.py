@@ -132,7 +132,7 @@ def follower(kind: str, payload: Any, key: str | None, how: Options) -> str:
     job["key"] = None if key is None else name(key, "key")
     for time in ("run_at", "expires_at"):
         job[time] = None if job[time] is None else job[time].isoformat()
-    return json.dumps(job)
+    return json.dumps(job, ensure_ascii=False)
 
 
 def batch_is_ours(schema: str, batch: Any) -> Statement[Any] | None:
@@ -198,7 +198,8 @@ def cancel(
     words = f"cancelled: {said(reason, 'reason')}" if reason else "cancelled"
     chosen = None if ids is None else [number(each, "id") for each in ids]
     which = {"ids": chosen, "kind": said(kind, "kind"), "key": said(key, "key")}
-    noted = {"filter": json.dumps({name: value for name, value in which.items() if value is not None}), "act": act}
+    given = {name: value for name, value in which.items() if value is not None}
+    noted = {"filter": json.dumps(given, ensure_ascii=False), "act": act}
     signed = {"who": who, "why": reason or None}
     return named("cancel_jobs", schema, **which, **noted, **signed, words=words, after=after, limit=limit)
 
