@@ -46,7 +46,7 @@ class Looks:
 
     @property
     def a_piece(self) -> float:
-        """What may be looked through at once, in seconds of :meth:`fair`: more where the server adds much to each look."""
+        """What may be looked through at once, in seconds of :meth:`fair`: more where a look costs the server much."""
         return self.dear_from(0) + self._busy
 
     @property
