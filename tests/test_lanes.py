@@ -416,7 +416,7 @@ class TestMarks:
                     rounds.append(now - began)
                     began = now
         ordered = sorted(rounds[len(rounds) // 4 :])
-        assert ordered[len(ordered) // 2] < 2 * PATIENCE * 0.08, ordered
+        assert ordered[len(ordered) // 2] < 4 * PATIENCE * 0.08, ordered
 
     def test_once_the_whole_way_is_cheap_again_it_is_looked_at_from_the_heads(self):
         claimer = self.dear()

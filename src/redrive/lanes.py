@@ -332,7 +332,7 @@ class Lanes:
         if took > dear:
             self._reach = max(1, self._reach // 2)
         elif took < dear / 2:
-            self._reach = min(MOST_PIECES, self._reach * 2)
+            self._reach = min(MOST_PIECES, self._reach + max(3, self._reach // 4))
 
     def _judge(self, took: float, jobs: int, now: float) -> None:
         """Stop looking from the heads once that was dear three times running: once, it may have been a busy machine."""
