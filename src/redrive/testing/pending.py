@@ -237,7 +237,7 @@ class _Bench:
     def _bury(self) -> Generator[Any, Any, list[Result]]:
         """Let jobs die that can't run any more, as every worker does now and then: past their deadline, above all."""
         results = []
-        while buried := (yield self._named("bury_hopeless", kinds=[])):
+        while buried := (yield self._named("bury_hopeless", kinds=list(self._queue.handlers.kinds()))):
             for row in buried:
                 known: dict[str, Any] = {"id": row.id, "kind": row.kind, "attempt": row.attempts, "reason": row.reason}
                 died = JobDied(**known, worker=self._worker, duration=0.0)
