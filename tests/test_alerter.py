@@ -151,6 +151,7 @@ def test_a_channel_that_fails_is_tried_again_complained_of_and_holds_up_no_other
     insert(conn, "old", status="dead")
     with Inside(queue) as inside:
         wait_for(lambda: box.mails and "alerts by slack are not sent" in inside.worker.complaints(), 20)
+        assert inside.worker.ailment() == "", "to start it anew would not mend Slack"
         complained = inside.worker.complaints()
         assert "127.0.0.1 answered 500" in complained
         assert "secret-path" not in complained

@@ -59,7 +59,7 @@ class Alerter(Service):
             return FOR_EVER
         await look(self._control.run, self._settings, self._channels, every=EVERY * 0.9)
         failed = await deliver(self._control.run, self._settings.schema, self._channels)
-        self.trouble = "; ".join(failed)
+        self.remark = "; ".join(failed)
         return EVERY
 
 

@@ -136,7 +136,7 @@ class OfFleet:
             ("redrive_queue_jobs_most", "As far as jobs of a kind and status are counted.", most),
             ("redrive_slots", "Handlers that all living workers can run at once.", now.slots),
             ("redrive_jobs_in_flight", "Jobs that living workers hold.", now.in_flight),
-            ("redrive_workers_complaining", "Living workers of which a loop does not turn.", now.complaining),
+            ("redrive_workers_complaining", "Living workers that complain.", now.complaining),
             ("redrive_kinds_unknown", "Kinds that are due and that no living worker knows.", len(now.unknown)),
             ("redrive_schedules_late", "Schedules that are due for long, or can't be planned.", now.late),
         ):
