@@ -203,9 +203,11 @@ def _state(row: Kind, breakers: list[State]) -> Cell:
 
 def _acts(now: Session, rows: list[Kind]) -> dict[tuple[str, str], Any]:
     """Find who has limited and routed these kinds, as the audit tells; what was written by hand since is nobody's."""
+    from psycopg.rows import namedtuple_row
+
     from redrive.cli.curtain import text
     from redrive.sql import POSTGRES
-    from redrive.statements import named
+    from redrive.statements import lenient
 
     stands: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
@@ -214,7 +216,7 @@ def _acts(now: Session, rows: list[Kind]) -> dict[tuple[str, str], Any]:
         stands |= {(row.kind, "route"): {"route": row.route}} if row.route != POSTGRES else {}
     if not stands:
         return {}
-    found = now.ask(named("acts_on_kinds", now.schema, kinds=[kind for kind, _ in stands]))
+    found: list[Any] = now.ask(lenient("acts_on_kinds", now.schema, namedtuple_row, kinds=[kind for kind, _ in stands]))
     told = {(act.kind, act.action): act._replace(reason=text(act.reason)) for act in found}
     return {key: act for key, act in told.items() if act.after == stands.get(key)}
 

@@ -839,7 +839,8 @@ WITH RECURSIVE holders AS (
            END AS reason
     FROM judged d
     WHERE verdict <> 'dead' OR kind = ANY(%(kinds)s::text[])
-       OR NOT EXISTS (SELECT FROM {workers} w WHERE w.heartbeat_at > {clock}() - w.lease AND d.kind = ANY(w.kinds))
+       OR NOT EXISTS (SELECT FROM {workers} w WHERE w.heartbeat_at > {clock}() - w.lease AND d.kind = ANY(w.kinds)
+                        AND w.listener_pid IS DISTINCT FROM 0) -- those at the broker do not reap
        OR NOT EXISTS (SELECT FROM {workers} l
                       WHERE l.name = d.locked_by AND l.heartbeat_at > {clock}() - l.lease - interval '3 minutes')
 ), reclaimed AS (
@@ -897,7 +898,8 @@ WITH hopeless AS MATERIALIZED (
           || ARRAY(SELECT id FROM {jobs} WHERE attempts >= max_attempts AND status || '' = 'pending' LIMIT 500))
       AND status || '' = 'pending'
       AND (attempts >= max_attempts OR expires_at < {clock}() - interval '3 minutes' OR kind = ANY(%(kinds)s::text[])
-           OR NOT EXISTS (SELECT FROM {workers} w WHERE w.heartbeat_at > {clock}() - w.lease AND j.kind = ANY(w.kinds)))
+           OR NOT EXISTS (SELECT FROM {workers} w WHERE w.heartbeat_at > {clock}() - w.lease AND j.kind = ANY(w.kinds)
+                           AND w.listener_pid IS DISTINCT FROM 0))
     ORDER BY id
     FOR UPDATE SKIP LOCKED
 ), buried AS (
