@@ -101,7 +101,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, help="what faults and jobs are drawn from; another one each time unless given"
     )
-    parser.add_argument("--report", type=Path, help="where the report goes, in Markdown: docs/chaos.md")
+    parser.add_argument(
+        "--report", type=Path, help="where the report of a good run goes, such as docs/chaos.md; nowhere unless given"
+    )
     parser.add_argument("--pooled", action="store_true", help="pgbouncer between everybody and the database")
     parser.add_argument("--keep", type=Path, help="where to keep the ledger and the workers' logs")
     return parser.parse_args()
