@@ -86,6 +86,7 @@ class Failure:
     """One row of the history."""
 
     job_id: int
+    kind: str
     claim: int
     attempt: int
     outcome: str
@@ -273,19 +274,39 @@ class Model:
 
         orphans = [row for row in self._running() if gone(row)]
         holders = [row.locked_by for row in orphans]
-        judged = [(row, row.alone or holders.count(row.locked_by) == 1) for row in orphans]
-        return {row.id: self._reclaim(now, row, beside_nothing=beside) for row, beside in judged}
+        judged = [
+            (row, row.alone or holders.count(row.locked_by) == 1, self._others_die(now, row.kind)) for row in orphans
+        ]
+        return {row.id: self._reclaim(now, row, beside_nothing=beside, twice=twice) for row, beside, twice in judged}
 
-    def _reclaim(self, now: int, row: Row, *, beside_nothing: bool) -> str:
+    def _others_die(self, now: int, kind: str) -> bool:
+        """Whether workers have died of late that hold nothing now, and held none of the kind when they died."""
+        holding = {row.locked_by for row in self._running()}
+        dead = {
+            name: beat.at
+            for name, beat in self.workers.items()
+            if now - beat.lease - 600 * SECOND < beat.at < now - beat.lease and name not in holding
+        }
+        guilty = {
+            each.worker
+            for each in self.failures
+            if each.kind == kind
+            and each.error_type == "WorkerLost"
+            and each.failed_at > dead.get(each.worker or "", now)
+        }
+        return bool(dead.keys() - guilty)
+
+    def _reclaim(self, now: int, row: Row, *, beside_nothing: bool, twice: bool) -> str:
         ours = bool(row.locked_by and OURS.search(row.locked_by))
         crashed = ours and beside_nothing
+        most = MAX_CRASHES * 2 if twice else MAX_CRASHES
         name = row.locked_by or "(unnamed)"
         verdict, reason = "pending", f"worker lost: {name} fell silent; reclaimed"
         if row.cancel_requested_at is not None:
             verdict, reason = "failed", f"cancelled; its worker {name} was lost"
         elif row.superseded:
             verdict, reason = "failed", SUPERSEDED
-        elif crashed and row.crashes >= MAX_CRASHES - 1:
+        elif crashed and row.crashes >= most - 1:
             times = row.crashes + 1
             verdict, reason = "dead", f"poison: its worker died {times} times while it ran alone, the last was {name}"
         elif row.expires_at is not None and row.expires_at <= now:
@@ -374,5 +395,7 @@ class Model:
 
     def _record(self, now: int, row: Row, outcome: str, worker: str | None, error_type: str) -> None:
         self.failures.append(
-            Failure(row.id, row.claims, row.attempts, outcome, now, worker, error_type, row.key, row.expires_at)
+            Failure(
+                row.id, row.kind, row.claims, row.attempts, outcome, now, worker, error_type, row.key, row.expires_at
+            )
         )

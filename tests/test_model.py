@@ -601,7 +601,18 @@ class JobsTable(RuleBasedStateMachine):
                 assert row["status"] != "pending" or self.model.rows[job].unlocked
         history = self._fetch("select * from redrive.failures order by id")
         expected = sorted(map(vars, self.model.failures), key=lambda each: each["failed_at"])
-        columns = ("job_id", "claim", "attempt", "outcome", "failed_at", "worker", "error_type", "key", "expires_at")
+        columns = (
+            "job_id",
+            "kind",
+            "claim",
+            "attempt",
+            "outcome",
+            "failed_at",
+            "worker",
+            "error_type",
+            "key",
+            "expires_at",
+        )
         self._same(sorted(history, key=_place), sorted(expected, key=_place), columns)
         beats = self._fetch("select name, heartbeat_at from redrive.workers order by name")
         workers = sorted(self.model.workers.items())

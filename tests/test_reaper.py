@@ -46,7 +46,7 @@ def a_worker(conn, name=GONE, silent="1 hour", **columns):
     )
 
 
-def reap(conn, orphaned=(), foreign_age=3600, kinds=("known",)):
+def reap(conn, orphaned=(), foreign_age=3600, kinds=("known",), max_crashes=3):
     """Judge as a worker whose heart has just beaten."""
     a_worker(conn, JUDGE, silent="0 s")
     return run(
@@ -59,7 +59,7 @@ def reap(conn, orphaned=(), foreign_age=3600, kinds=("known",)):
             orphaned=list(orphaned),
             lease=LEASE,
             foreign_age=foreign_age,
-            max_crashes=3,
+            max_crashes=max_crashes,
             kinds=list(kinds),
         ),
     )
@@ -227,6 +227,61 @@ def test_an_orphan_past_its_deadline_dies_and_a_cancelled_one_ends(conn):
     assert [failure.key for failure in failures(conn, poison)] == ["p"]
 
 
+def lost_before(conn, name, kind="other", silent="2 minutes"):
+    """A worker that was lost with a job of that kind in its hands, which has been taken back."""
+    a_worker(conn, name, silent)
+    conn.execute(
+        "insert into redrive.failures (job_id, kind, claim, attempt, outcome, worker, error_type, message, fingerprint,"
+        " failed_at) values (1, %s, 1, 0, 'reclaimed', %s, 'WorkerLost', '', 'WorkerLost', now() - %s::interval)",
+        (kind, name, silent),
+    )
+
+
+def test_while_workers_die_that_ran_nothing_of_its_kind_a_job_is_poison_after_twice_as_many_deaths(conn):
+    """Machines or the network are going: that a job was the only one beside three deaths says little."""
+    job = insert(conn, "known")
+    lost_before(conn, "host:1:aaaaaa")
+    for death in range(1, 7):
+        name = f"host:{death}:bbbbbb"
+        conn.execute(
+            "update redrive.jobs set status = 'running', locked_at = now(), locked_by = %s, claims = claims + 1 "
+            "where id = %s",
+            (name, job),
+        )
+        a_worker(conn, name, "10 s")
+        [reaped] = reap(conn)
+        assert (reaped.status, row(conn, job).crashes) == (("pending", death) if death < 6 else ("dead", 0))
+    assert "poison: its worker died 6 times while it ran alone, the last was host:6:" in row(conn, job).last_error
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kind": "known"},  # such a job may have killed that one too
+        {"silent": "15 minutes"},
+        {"silent": "0 s"},  # it lives, or is back
+    ],
+    ids=str,
+)
+def test_a_death_that_says_nothing_of_the_surroundings_gives_a_killer_no_more_rope(conn, other):
+    poison = running(conn, GONE, crashes=2, alone=True)
+    a_worker(conn, silent="10 s")
+    lost_before(conn, "host:1:aaaaaa", **other)
+    assert [(one.id, one.status) for one in reap(conn)] == [(poison, "dead")]
+
+
+def test_those_who_die_with_it_or_at_the_broker_say_nothing_and_one_death_is_enough_where_it_is_to_be(conn):
+    poison = running(conn, GONE, crashes=2, alone=True)
+    a_worker(conn, silent="10 s")
+    neighbour = running(conn, "host:1:aaaaaa", kind="other")
+    a_worker(conn, "host:1:aaaaaa", silent="10 s")
+    a_worker(conn, "host:2:aaaaaa", silent="10 s", listener_pid=0)
+    assert {one.id: one.status for one in reap(conn)} == {poison: "dead", neighbour: "pending"}
+    strict = running(conn, "host:3:aaaaaa")
+    a_worker(conn, "host:3:aaaaaa", silent="10 s")
+    assert [(one.id, one.status) for one in reap(conn, max_crashes=1)] == [(strict, "dead")]
+
+
 def test_a_row_with_counts_at_their_limit_does_not_keep_the_others_from_being_reaped_cn_07(db, conn):
     most = 2**31 - 1
     odd = [running(conn, GONE, crashes=most, alone=True), running(conn, GONE, attempts=-most - 1)]
@@ -277,7 +332,7 @@ def test_a_death_is_left_for_a_while_to_a_worker_that_knows_the_kind_and_its_hoo
     knowing = Queue(db, lease=LEASE)
     knowing.handler("guarded", on_dead=lambda died: told.append(died.id))(lambda payload: None)
     a_worker(conn, silent="5 s")
-    poison = running(conn, GONE, kind="guarded", crashes=2, alone=True)
+    poison = running(conn, GONE, kind="guarded", crashes=5, alone=True)
     plain = running(conn, GONE, kind="guarded")
     late = insert(conn, "guarded", expires_at=conn.execute("select now() - interval '1 s'").fetchone()[0])
     a_worker(conn, "there:1:abcdef", silent="0 s", kinds=["guarded"])

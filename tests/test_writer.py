@@ -496,7 +496,7 @@ class TestNeighbours:
     def test_text_that_the_database_has_no_letters_for_is_spelt_out(self, server_url, encoding):
         """PE-02: the outcome stays what it was."""
         odd = describe(ValueError("日本 ä 🙂 back\\slash"))
-        with support.database(server_url, f"template0 encoding '{encoding}' locale 'C'") as dsn:
+        with support.database(server_url, f"template0 encoding '{encoding}' lc_collate 'C' lc_ctype 'C'") as dsn:
             migrate(dsn)
             with psycopg.connect(dsn, autocommit=True, client_encoding="utf8") as conn:
                 jobs = [running(conn) for _ in range(4)]

@@ -54,7 +54,8 @@ class Settings:
     breaker: bool = True
     """Hold jobs back while what they call is down, as their handlers' breakers say; without it none is held."""
     max_crashes: int = 3
-    """Worker deaths, with nothing running beside it, after which a job is dead."""
+    """Worker deaths, with nothing running beside it, after which a job is dead; twice as many while other workers die
+    that ran nothing of its kind, unless it is 1."""
     foreign_lease: float = 600.0
     """Age of locked_at after which a job claimed by a worker that isn't redrive's is taken back."""
     retain_succeeded: float = 7 * DAY

@@ -770,8 +770,10 @@ SELECT ARRAY(
 -- has been heard.
 --
 -- What may have been running is claimed alone next time. Only a death with nothing beside it counts as a crash, so
--- the neighbours of a job that kills its process lose nothing. Where a job is dead for it, that is left for a while to a
--- live worker that knows the kind, if the judge does not (:kinds): it has the kind's on_dead.
+-- the neighbours of a job that kills its process lose nothing. While workers die that ran nothing of its kind, machines or
+-- the network are going, and a death says little of a job: it takes twice as many; not where one was to be enough. Where
+-- a job is dead for it, that is left for a while to a live worker that knows the kind, if the judge does not (:kinds): it
+-- has the kind's on_dead.
 WITH RECURSIVE holders AS (
     (SELECT locked_by FROM {jobs} WHERE status = 'running' AND locked_by IS NOT NULL ORDER BY locked_by LIMIT 1)
     UNION ALL
@@ -814,10 +816,10 @@ WITH RECURSIVE holders AS (
     FOR UPDATE OF j SKIP LOCKED
     LIMIT 1000
 ), judged AS (
-    SELECT o.*, c.crashed,
+    SELECT o.*, c.crashed, p.poison,
            CASE
                WHEN o.cancel_requested_at IS NOT NULL OR o.superseded THEN 'failed'
-               WHEN c.crashed AND o.crashes >= %(max_crashes)s - 1 THEN 'dead'
+               WHEN p.poison THEN 'dead'
                WHEN o.expires_at <= {clock}() THEN 'dead'
                ELSE 'pending'
            END AS verdict
@@ -826,12 +828,27 @@ WITH RECURSIVE holders AS (
         SELECT coalesce(o.ours, false)
                AND (o.alone OR (SELECT count(*) FROM orphans n WHERE n.locked_by = o.locked_by) = 1) AS crashed
     ) c
+    CROSS JOIN LATERAL (
+        SELECT c.crashed AND o.crashes >= %(max_crashes)s::int - 1 AND (
+            %(max_crashes)s::int = 1 OR o.crashes >= %(max_crashes)s::int * 2::bigint - 1 OR NOT EXISTS (
+                SELECT FROM {workers} w
+                WHERE w.heartbeat_at < {clock}() - w.lease AND w.heartbeat_at > {clock}() - w.lease - interval '10 minutes'
+                  AND w.listener_pid IS DISTINCT FROM 0 -- what those at the broker ran is not in failures
+                  AND w.name NOT IN (SELECT locked_by FROM holders WHERE locked_by IS NOT NULL) -- judged already
+                  AND NOT EXISTS (
+                      SELECT FROM {failures} f
+                      WHERE f.kind = o.kind AND f.fingerprint = 'WorkerLost' AND f.worker = w.name
+                        AND f.failed_at > w.heartbeat_at
+                  )
+            )
+        ) AS poison
+    ) p
 ), worded AS (
     SELECT *,
            CASE
                WHEN verdict = 'failed' AND superseded AND cancel_requested_at IS NULL THEN 'cancelled: superseded by a job with the same key, enqueued while it ran'
                WHEN verdict = 'failed' THEN 'cancelled; its worker ' || coalesce(locked_by, '(unnamed)') || ' was lost'
-               WHEN verdict = 'dead' AND crashed AND crashes >= %(max_crashes)s - 1
+               WHEN verdict = 'dead' AND poison
                    THEN 'poison: its worker died ' || crashes::bigint + 1 || ' times while it ran alone, the last was ' || locked_by
                WHEN verdict = 'dead' THEN 'deadline: expires_at ' || expires_at || ' has passed; its worker '
                    || coalesce(locked_by, '(unnamed)') || ' was lost'
