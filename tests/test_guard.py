@@ -379,7 +379,7 @@ def test_what_the_database_refuses_is_said_once_and_other_breakers_open(conn, ma
         queue.enqueue("mail", {"host": host})
     with Inside(queue, concurrency=1) as inside:
         wait_for(lambda: states(conn) == {"dead": 2, "pending": 1}, 20)
-        assert "not for you" in inside.worker.guard.trouble or state(queue) == {"mail b": "open"}
+        assert "not for you" in inside.worker.guard.remark or state(queue) == {"mail b": "open"}
         wait_for(lambda: state(queue) == {"mail b": "open"}, 20)
     end()
     assert [(one.service, one.error) for one in heard] == [("breakers", heard[0].error)]

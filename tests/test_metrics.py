@@ -191,6 +191,21 @@ def test_a_worker_answers_for_itself_and_for_all_op_08(db, conn):
     queue.close()
 
 
+def test_an_outcome_that_has_to_wait_for_somebodys_lock_does_not_make_a_worker_ill(db, conn):
+    """The probe would start it anew and run its other jobs twice, and the row would be as locked as before."""
+    queue = Queue(db, metrics_port=free_port())
+    with psycopg.connect(db) as somebody:
+        queue.handler("mail")(lambda _payload: somebody.execute("select from redrive.jobs for update"))
+        job = queue.enqueue("mail")
+        with Inside(queue) as inside:
+            wait_for(lambda: "somebody has locked its row" in inside.worker.complaints(), 30)
+            assert get(queue.settings.metrics_port, "/health") == (200, b"healthy\n")
+            somebody.rollback()
+            wait_for(lambda: inside.worker.complaints() == "", 20)
+            assert states(conn) == {"succeeded": 1}, job
+    queue.close()
+
+
 def test_a_port_that_is_taken_is_complained_of_and_tried_again(db):
     queue = Queue(db, metrics_port=free_port())
     queue.handler("mail")(lambda _payload: None)

@@ -66,7 +66,7 @@ class Rig:
             if self.writer.idle:
                 return
             await asyncio.sleep(min(pause, 0.05))
-        raise AssertionError(f"still unwritten: {self.writer.held()}, {self.writer.trouble}")
+        raise AssertionError(f"still unwritten: {self.writer.held()}, {self.writer.remark}")
 
 
 @contextlib.asynccontextmanager
@@ -386,7 +386,7 @@ class TestNeighbours:
                 await held.writer.tick()
                 assert held.writer.held() == [odd.id]
                 assert not held.writer.idle
-                assert "not this one" in held.writer.trouble
+                assert "not this one" in held.writer.remark
                 held.writer.put(ended(later))
                 await held.writer.tick()
                 assert [row(conn, one.id).status for one in (odd, other, later)] == [
@@ -396,7 +396,7 @@ class TestNeighbours:
                 ]
                 conn.execute("drop trigger refuse on redrive.jobs")
                 await held.until_idle()
-                assert held.writer.trouble == ""
+                assert held.writer.remark == ""
 
         with caplog.at_level(logging.WARNING, "redrive"):
             asyncio.run(scenario())

@@ -368,15 +368,15 @@ class Guard(Service):
             if is_outage(error) or is_transient(error):
                 raise
             said = f"{type(error).__name__}: {str(error).strip()}"
-            if said != self.trouble:
+            if said != self.remark:
                 emit(TickFailed(worker=self.database.worker, service=self.name, error=said))
-            self.trouble = said
+            self.remark = said
             with self._lock:
                 self._refused = {each: until for each, until in self._refused.items() if until > self._now()}
                 self._refused[key] = self._now() + REFUSED_FOR
                 self._known.pop(key, None)
             return []
-        self.trouble = ""
+        self.remark = ""
         return rows
 
     def _tell(self, rows: Sequence[Any]) -> None:

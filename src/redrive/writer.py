@@ -152,7 +152,7 @@ class Writer(Service):
             batch, self._batch, self._tried = self._batch, [], False
             self.on_ended(batch)
         aside_due = await self._write_aside() if self._aside else FOR_EVER
-        self.trouble = "; ".join(each.why for each in list(self._aside.values())[:3])
+        self.remark = "; ".join(each.why for each in list(self._aside.values())[:3])
         if not self._done:
             return min(progress_due, aside_due)
         return GATHER if size > len(self._done) and size < BATCH else 0.0
