@@ -72,7 +72,8 @@ def test_a_worker_and_its_children_tell_the_password_to_nobody(conn, secret, sta
     activity = conn.execute("select application_name, query from pg_stat_activity where query !~ 'pg_stat'").fetchall()
     assert SECRET not in str(activity)
     # it loses every session, and tells of it
-    conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'redrive %'")
+    ours = "datname = current_database() and application_name like 'redrive %'"
+    conn.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {ours}")
     wait_for(lambda: "does not answer" in worker.log(), 15)
     worker.stop()
     assert SECRET not in worker.log()
