@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 from aiosmtpd.controller import Controller
 
@@ -19,10 +20,11 @@ from engine import Inside, insert
 from redrive import InvalidOption, Queue, alerter
 from redrive.alerter import Alerter
 from redrive.messengers import NotSent, messengers, plain_text, slack_text
+from redrive.migrate import migrate
 from redrive.settings import load
 from redrive.statements import named, run
 from shell import answer, beat, complaint, redrive
-from support import wait_for
+from support import database, wait_for
 from test_metrics import free_port
 
 
@@ -245,6 +247,35 @@ class TestALookThatTakesLong:
         assert len(begun) > 20
         assert set(begun) == {None}
         assert conn.execute("select count(*) from redrive.alert_messages").fetchone() == (1,)
+
+
+def test_what_a_database_has_no_letters_for_keeps_no_alert_back(server_url):
+    """In LATIN1: neither a text that was cut, nor what somebody says who refuses it."""
+    taken: list[Any] = []
+
+    def refuse(message: dict[str, Any]) -> None:
+        taken.append(message)
+        raise NotSent("日本")
+
+    with database(server_url, "template0 encoding 'LATIN1' lc_collate 'C' lc_ctype 'C'") as dsn:
+        migrate(dsn)
+        settings = load({"database_url": dsn})
+
+        async def scenario() -> list[str]:
+            with psycopg.connect(dsn, autocommit=True, client_encoding="utf8") as conn:
+                insert(conn, "mäil" * 200, status="dead")
+
+                async def ask(statement: Any) -> list[Any]:
+                    return run(conn, statement)
+
+                news = await alerter.look(ask, settings, {"pager": refuse}, every=27.0)
+                assert news is not None
+                return await alerter.deliver(ask, "redrive", {"pager": refuse})
+
+        assert asyncio.run(scenario()) == ["alerts by pager are not sent: 日本"]
+    [message] = taken
+    assert len(message["title"]) == 150
+    assert [(line["rule"], len(line["text"])) for line in message["lines"]] == [("died", 500)]
 
 
 def test_a_message_is_sent_by_one_however_long_it_takes_and_tried_again_soon_where_it_was_not(conn):

@@ -14,6 +14,8 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from redrive import alerts, figures, store
 from redrive.breakers import Breakers
 from redrive.kinds import Kinds
@@ -21,6 +23,7 @@ from redrive.messengers import NotSent, messengers
 from redrive.service import FOR_EVER, Database, Service
 from redrive.statements import Statement, named
 from redrive.stats import Stats
+from redrive.text import ascii_only, clip
 from redrive.words import counted, jobs, number, one_line, span
 
 if TYPE_CHECKING:
@@ -187,7 +190,10 @@ async def deliver(ask: Ask, schema: str, channels: dict[str, Send]) -> list[str]
             break
         [row] = rows
         error = await send(channels[row.channel], row.message)
-        await ask(named("settle_alert_message", schema, id=row.id, error=error))
+        try:
+            await ask(named("settle_alert_message", schema, id=row.id, error=error))
+        except psycopg.errors.UntranslatableCharacter:  # who refused it has words that this database can't spell
+            await ask(named("settle_alert_message", schema, id=row.id, error=ascii_only(error or "")))
         if error:
             failed[row.channel] = f"alerts by {row.channel} are not sent: {error}"
             _log.warning("alerts by %s are not sent, try %s: %s", row.channel, row.tries, error)
@@ -201,7 +207,7 @@ async def send(messenger: Send, message: dict[str, Any]) -> str | None:
     except NotSent as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - whatever a server answers, the next message is tried
-        return one_line(f"{type(error).__name__}: {error}", 200)
+        return clip(one_line(f"{type(error).__name__}: {error}"), 200)
     return None
 
 
@@ -213,7 +219,7 @@ def alert(changes: list[Change], settings: Settings, now: datetime) -> dict[str,
             "what": change.what,
             "rule": change.rule,
             "subject": change.subject,
-            "text": one_line(change.text, 500),
+            "text": clip(one_line(change.text), 500),
             "value": change.value,
             "since": change.began_at.isoformat(),
             "link": _link(settings, change.link),
@@ -248,7 +254,8 @@ async def summary(ask: Ask, seen: Seen, settings: Settings, now: datetime, open_
         for kind, depth in sorted(dead.items())
     ]
     made = [
-        {"what": "info", "rule": "digest", "subject": "", "text": one_line(line, 300), "link": ""} for line in lines
+        {"what": "info", "rule": "digest", "subject": "", "text": clip(one_line(line), 300), "link": ""}
+        for line in lines
     ]
     ended, died = sum(row.ended for row in rows), sum(row.died for row in rows)
     title = f"redrive: the last day: {jobs(ended)} ended, {number(died)} of them died"

@@ -16,6 +16,7 @@ from redrive.kinds import NO_RELAY, NO_TAKER, relayed, untaken
 from redrive.masking import mask_text
 from redrive.settings import seconds
 from redrive.sql import AMQP
+from redrive.text import clip
 from redrive.words import jobs, number, one_line, span
 
 if TYPE_CHECKING:
@@ -359,4 +360,4 @@ def title(changes: Sequence[Change]) -> str:
     words = {"new": "new", "worse": "worse", "over": "recovered"}
     said = ", ".join(f"{count} {words[what]}" for what, count in counts.items() if count)
     first = next(iter(changes)).text if len(changes) == 1 else said
-    return one_line(f"redrive: {first}", 150)
+    return clip(one_line(f"redrive: {first}"), 150)
