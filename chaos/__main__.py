@@ -24,7 +24,7 @@ from chaos import disk
 from chaos.conductor import Conductor
 from chaos.crew import LEASE, Crew
 from chaos.evidence import Evidence, heard, looked_up
-from chaos.ledger import Ledger, read
+from chaos.ledger import Ledger, keep_time, read
 from chaos.orders import LIMIT, orders
 from chaos.plan import plan
 from chaos.producers import Producers, Ways
@@ -131,6 +131,7 @@ def run(
         conductor = Conductor(scene, plan(seed, seconds * AT_WORK), seconds * AT_WORK, say)
         over = threading.Event()
         watch = threading.Thread(target=show, args=(producers, conductor, over), daemon=True)
+        threading.Thread(target=keep_time, args=(ledger, over), daemon=True).start()
         try:
             crew.start()
             with stage.connect() as conn:
@@ -154,7 +155,7 @@ def run(
         evidence = Evidence(LEASE, 2 * LEASE, ways={slot.name: slot.way for slot in crew.slots})
         heard(evidence, read(stage.ledger))
         with stage.connect() as conn:
-            looked_up(evidence, conn, time.time() - time.monotonic())
+            looked_up(evidence, conn)
         how = Circumstances(
             seconds=seconds,
             postgres=stage.version,

@@ -1,11 +1,13 @@
 """All that the witnesses say, side by side: the producers' and handlers' ledger, the audit, and the tables at the end.
 
-Times are monotonic seconds; those of the database are brought to the same clock, since both are of one machine.
+Times are monotonic seconds; those of the database are brought to the same clock, since both are of one machine, whose
+other clock may be set in the middle of a run.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,10 +15,12 @@ from functools import cached_property
 from typing import Any
 
 import psycopg
-from psycopg.rows import class_row
+from psycopg.rows import class_row, dict_row
 
 FOR_EVER = float("inf")
 EVERYBODY = "*"
+NOTED = 0.2
+"""Seconds within which it is noted that the wall's clock was set."""
 WORKER = re.compile(r"\S+:\d+:[0-9a-z]{6}$")
 """How a worker's session calls itself in the end: host, process and boot."""
 
@@ -172,8 +176,19 @@ class Evidence:
     cut_off: list[tuple[str, float, float]] = field(default_factory=list)
     """The way, since when, and until when."""
     outages: list[tuple[float, float]] = field(default_factory=list)
+    clocks: list[tuple[float, float]] = field(default_factory=list)
+    """Since when by the wall's clock, and how far that was ahead of the monotonic one then."""
     ways: dict[str, str] = field(default_factory=dict)
     """By slot: the way by which its worker reaches the database."""
+
+    def monotonic(self, wall: float) -> float:
+        """Bring a time of the wall's clock to the other one, by how far it was ahead then."""
+        until = time.monotonic()
+        for since, ahead in reversed(self.clocks):  # set back, it shows a time twice: the later counts, if it has been
+            if since - NOTED <= wall <= until + ahead:
+                return wall - ahead
+            until = since - ahead
+        return wall - self.clocks[0][1]
 
     def life(self, worker: str | None, at: float) -> Life | None:
         """Find the process behind a worker's name, host:pid:boot, which it had at that time."""
@@ -266,6 +281,8 @@ def _was_done(evidence: Evidence, what: str, fact: dict[str, Any]) -> None:
             evidence.cut_off.append((f"slot {fact['slot']}", fact["since"], fact["at"]))
         case "outage":
             evidence.outages.append((fact["since"], fact["at"]))
+        case "wall clock":
+            evidence.clocks.append((fact["at"] + fact["ahead"], fact["ahead"]))
 
 
 def _happened(life: Life, what: str, fact: dict[str, Any], frozen: dict[int, float]) -> None:
@@ -293,7 +310,7 @@ def _try(start: dict[str, Any], end: dict[str, Any] | None) -> Try:
 
 
 CHANGES = """
-    SELECT id, extract(epoch FROM at)::float8 - %s AS at, job, n, kind, was, now, claims_was, claims, attempts_was,
+    SELECT id, extract(epoch FROM at)::float8 AS at, job, n, kind, was, now, claims_was, claims, attempts_was,
            attempts, crashes_was, crashes, holder_was, holder, key_was, key, reason, coalesce(by, '') AS by
     FROM chaos.changes ORDER BY id
 """
@@ -304,9 +321,11 @@ ROWS = """
 FAILURES = "SELECT job_id AS job, claim, attempt, outcome, error_type, worker FROM redrive.failures ORDER BY id"
 
 
-def looked_up(evidence: Evidence, conn: psycopg.Connection, offset: float) -> None:
-    """Take in what stands in the database; *offset* is what its clock shows where the monotonic one shows 0."""
-    evidence.changes = list(_all(conn, Change, CHANGES, [offset]))
+def looked_up(evidence: Evidence, conn: psycopg.Connection) -> None:
+    """Take in what stands in the database, whose clock may have been set meanwhile."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        for facts in cursor.execute(CHANGES):
+            evidence.changes.append(Change(**facts | {"at": evidence.monotonic(facts["at"])}))
     evidence.rows = {row.id: row for row in _all(conn, Row, ROWS)}
     evidence.failures = list(_all(conn, Failure, FAILURES))
     evidence.effects = [row[0] for row in conn.execute("SELECT job FROM chaos.effects")]
@@ -314,6 +333,6 @@ def looked_up(evidence: Evidence, conn: psycopg.Connection, offset: float) -> No
     evidence.ordered = {n: n in there for n in evidence.ordered.keys() | there}
 
 
-def _all(conn: psycopg.Connection, kind: type[Any], query: str, values: list[Any] | None = None) -> Iterator[Any]:
+def _all(conn: psycopg.Connection, kind: type[Any], query: str) -> Iterator[Any]:
     with conn.cursor(row_factory=class_row(kind)) as cursor:
-        yield from cursor.execute(query, values)
+        yield from cursor.execute(query)

@@ -18,6 +18,8 @@ from typing import Any
 ENDING = ".ledger"
 LAST_LINES = 65_536
 """Bytes: some hundred lines."""
+SLEW = 0.01
+"""Seconds."""
 
 
 class Ledger:
@@ -58,6 +60,18 @@ class Ledger:
                 self._file = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self._pid = os.getpid()
         return self._file
+
+
+def keep_time(ledger: Ledger, over: threading.Event) -> None:
+    """Note how far the wall's clock is ahead of the monotonic one, each time it is another: it is set, or slewed."""
+    known = float("-inf")
+    while True:
+        ahead = time.time() - time.monotonic()
+        if abs(ahead - known) > SLEW:
+            ledger.write("wall clock", ahead=ahead)
+            known = ahead
+        if over.wait(0.1):
+            return
 
 
 def read(directory: Path, who: str = "") -> Iterator[dict[str, Any]]:

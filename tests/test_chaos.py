@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import struct
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from chaos.conductor import Struck
 from chaos.evidence import Change, Evidence, Failure, Life, Row, Try, heard, looked_up
 from chaos.faults import STRIKE
 from chaos.invariants import COUNTS, INVARIANTS, calm, check
-from chaos.ledger import Ledger, read
+from chaos.ledger import Ledger, keep_time, read
 from chaos.orders import DOWN, EVERY, KINDS, LIMIT, SERVICES, down, orders
 from chaos.plan import GRAND, SMALL, Planned, plan
 from chaos.proxy import Proxy
@@ -455,6 +456,28 @@ def test_the_ledger_is_read_as_it_was_written_and_a_half_line_is_left_out(tmp_pa
     assert evidence.cut_off[0][0] == "network"
 
 
+def test_a_wall_clock_that_is_set_in_the_middle_moves_no_time_of_the_databases(tmp_path, monkeypatch, wait_for):
+    """By ten seconds ahead, as of a machine that was stopped and went on, and by twenty back."""
+    over, ledger = threading.Event(), Ledger(tmp_path, "conductor")
+    moved = [0.0]
+    right, began = time.time, time.monotonic()
+    monkeypatch.setattr("chaos.ledger.time.time", lambda: right() + moved[0])
+    keeper = threading.Thread(target=keep_time, args=(ledger, over))
+    keeper.start()
+    seen = []
+    for step in (0.0, 10.0, -20.0):
+        moved[0] += step
+        wait_for(lambda: len(list(read(tmp_path))) == len(seen) + 1)
+        seen.append((time.time(), time.monotonic()))
+    over.set()
+    keeper.join()
+    evidence = Evidence(LEASE, SWEEP)
+    heard(evidence, read(tmp_path))
+    for wall, monotonic in (seen[1], seen[2]):
+        assert abs(evidence.monotonic(wall) - monotonic) < 0.1
+    assert abs(evidence.monotonic(seen[2][0] - 100) - (began - 110)) < 1  # from before the first word
+
+
 def test_what_the_trigger_notes_is_what_a_worker_did_and_shows_what_it_should_not_have_done(db, conn):
     """The statements of the witness are Postgres's to understand, and a record that is empty would break nothing."""
     audit.install(db, conn.info.user)
@@ -477,7 +500,8 @@ def test_what_the_trigger_notes_is_what_a_worker_did_and_shows_what_it_should_no
 
     def broken() -> set[str]:
         evidence = Evidence(LEASE, SWEEP, acknowledged={1, 2}, tries=tries, lives=[Life(os.getpid(), "one", 0.0)])
-        looked_up(evidence, conn, time.time() - time.monotonic())
+        evidence.clocks = [(0.0, time.time() - time.monotonic())]
+        looked_up(evidence, conn)
         assert {change.by.rpartition(" ")[2] for change in evidence.changes if change.was} == {tries[0].worker}
         return {name for name, found in check(evidence).items() if found}
 

@@ -63,6 +63,7 @@ def using(dsn, work, **options):
         (errors.UniqueViolation(), False, False),
         (errors.InvalidTextRepresentation(), False, False),
         (psycopg.ProgrammingError("no state"), False, False),
+        (psycopg.InternalError("received 2 results from command 'COMMIT'"), True, False),
         (ValueError(), False, False),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import psycopg
 import pytest
@@ -78,6 +79,29 @@ def test_nobody_is_judged_within_the_judges_own_first_lease(queue, conn):
         ).fetchone()[0]
     assert 1.9 < waited < 4
     assert (row(conn, job).attempts, row(conn, job).claims) == (1, 2)
+
+
+def test_a_step_of_the_servers_clock_takes_nothing_from_the_living(queue, conn):
+    """NTP's, or of a machine that was stopped and went on: each worker's last sign of life is an hour old then."""
+    done = threading.Event()
+    queue.handler("long", timeout=None)(lambda payload: done.wait(20))
+    jobs = [insert(conn, "long") for _ in range(4)]
+    with Inside(queue, lease=1.5, concurrency=2) as one, Inside(queue, lease=1.5, concurrency=2) as other:
+        wait_for(lambda: [status(conn, job) for job in jobs] == ["running"] * 4)
+        now = time.monotonic()
+        wait_for(lambda: all(each.worker.heartbeat.evidence_since > now - 3 for each in (one, other)))
+        wait_for(lambda: time.monotonic() > now + 2)  # both may judge
+        conn.execute(
+            "create or replace function redrive.clock() returns timestamptz language sql stable"
+            " as $$ select statement_timestamp() + interval '1 hour' $$"
+        )
+        stepped = time.monotonic()
+        wait_for(lambda: all(each.worker.heartbeat.evidence_since > stepped for each in (one, other)), 5)
+        wait_for(lambda: time.monotonic() > stepped + 4, 5)
+        assert [row(conn, job).claims for job in jobs] == [1] * 4
+        done.set()
+        wait_for(lambda: [status(conn, job) for job in jobs] == ["succeeded"] * 4)
+    assert [failures(conn, job) for job in jobs] == [[]] * 4
 
 
 def test_a_missing_row_a_missing_name_and_a_strangers_name_hide_no_job_cr_02(queue, conn):

@@ -26,7 +26,7 @@ from chaos.brokered.stage import BrokeredStage
 from chaos.conductor import Conductor
 from chaos.crew import LEASE, Crew
 from chaos.evidence import Evidence, heard, looked_up
-from chaos.ledger import Ledger, read
+from chaos.ledger import Ledger, keep_time, read
 from chaos.orders import ROADS, orders
 from chaos.producers import Producers, Ways
 from chaos.programs import find_rabbitmq
@@ -99,6 +99,7 @@ def run(
         conductor = Conductor(scene, plan(seed, seconds * AT_WORK), seconds * AT_WORK, say, strike=STRIKE)
         over = threading.Event()
         watch = threading.Thread(target=show, args=(producers, conductor, over), daemon=True)
+        threading.Thread(target=keep_time, args=(ledger, over), daemon=True).start()
         left = 1
         try:
             limit(stage.direct)
@@ -129,7 +130,7 @@ def run(
         evidence = Evidence(LEASE, 2 * LEASE, ways={slot.name: slot.way for slot in crew.slots})
         heard(evidence, read(stage.ledger))
         with stage.connect() as conn:
-            looked_up(evidence, conn, time.time() - time.monotonic())
+            looked_up(evidence, conn)
         how = Circumstances(
             seconds=seconds,
             postgres=stage.version,

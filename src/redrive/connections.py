@@ -60,7 +60,8 @@ def is_outage(error: BaseException) -> bool:
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        # psycopg's own, not the server's: an answer that can't be, as of a COMMIT on which the server's end followed.
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
     return error.sqlstate.startswith(_OUTAGE)
 
 

@@ -86,6 +86,7 @@ class Heartbeat(Service):
         self._give_up = give_up
         self._clock = clock
         self._skew: float | None = None
+        self._server_ahead: float | None = None
         self._broken = False
         self._main_loop = main_loop
         self._main_thread = threading.get_ident()
@@ -135,14 +136,15 @@ class Heartbeat(Service):
             self.evidence_since = 0.0
             raise
         now = time.monotonic()
-        self._compare_clocks(row, now - started)
+        jumped = self._compare_clocks(row, now - started)
         if self._answered_at and now - self._answered_at > settings.lease * 2 / 3:
             # Taken for dead meanwhile, perhaps, and this beat would hide it from what was claimed before.
             self._broken = True
             with contextlib.suppress(RuntimeError):  # the loop has ended, and so will this thread
                 self._main_loop.call_soon_threadsafe(self._begin_anew)
-        # Late or slow by more than a beat: frozen, cut off, or the server was; begin to gather evidence anew.
-        if not self.evidence_since or now - self._answered_at > 2 * settings.beat_every + 1.0:
+        # Late or slow by more than a beat: frozen, cut off, or the server was; begin to gather evidence anew. So too
+        # where the server's clock has jumped: what the others said last looks older than it is.
+        if jumped or not self.evidence_since or now - self._answered_at > 2 * settings.beat_every + 1.0:
             self.evidence_since = now
         self._answered_at = now
         self.next_silent = now + row.next_silent if row.next_silent is not None else float("inf")
@@ -150,11 +152,17 @@ class Heartbeat(Service):
         self._complained = bool(complaints)
         self.beats += 1
 
-    def _compare_clocks(self, row: Any, took: float) -> None:
-        """Learn the database's time, as of the middle of the beat; a slow one tells less than what is known."""
+    def _compare_clocks(self, row: Any, took: float) -> bool:
+        """Learn the database's time, as of the middle of the beat; a slow one tells less than what is known.
+
+        Tells whether it has jumped ahead since the last beat, by half a lease or more: a step of the server's clock, or
+        a machine that was stopped and went on.
+        """
         if self._skew is None or took < QUICK:
             self._clock(row.clock - (time.monotonic() - took / 2))
             self._skew = time.time() - took / 2 - row.server_clock
+        before, self._server_ahead = self._server_ahead, row.clock - time.monotonic() + took / 2
+        return before is not None and self._server_ahead - before > self._settings.lease / 2
 
     async def _look_after(self, jobs: list[ClaimedJob], now: float) -> None:
         schema, worker = self._control.schema, self._facts["name"]
