@@ -292,7 +292,7 @@ class Model:
             for each in self.failures
             if each.kind == kind
             and each.error_type == "WorkerLost"
-            and each.failed_at > dead.get(each.worker or "", now)
+            and each.failed_at > min(dead.values(), default=now) - 600 * SECOND
         }
         return bool(dead.keys() - guilty)
 

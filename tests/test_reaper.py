@@ -304,6 +304,9 @@ def test_those_who_die_with_it_or_at_the_broker_say_nothing_and_one_death_is_eno
     strict = running(conn, "host:3:aaaaaa")
     a_worker(conn, "host:3:aaaaaa", silent="10 s")
     assert [(one.id, one.status) for one in reap(conn, max_crashes=1)] == [(strict, "dead")]
+    for_ever = running(conn, "host:4:aaaaaa", crashes=9)
+    a_worker(conn, "host:4:aaaaaa", silent="10 s")
+    assert [(one.id, one.status) for one in reap(conn, max_crashes=2**40)] == [(for_ever, "pending")]
 
 
 def test_a_row_with_counts_at_their_limit_does_not_keep_the_others_from_being_reaped_cn_07(db, conn):

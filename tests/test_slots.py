@@ -446,11 +446,26 @@ class TestAlone:
 
         asyncio.run(scenario())
 
-    @pytest.mark.parametrize(("reclaims", "seconds"), [(1, 10), (2, 40), (3, 160), (4, 640), (5, 2560), (60, 3600)])
-    def test_after_its_trial_there_is_room_again_though_it_runs_on(self, queue, gate, reclaims, seconds):
+    @pytest.mark.parametrize(
+        ("reclaims", "crashes", "seconds"),
+        [
+            (1, 0, 10),
+            (2, 0, 40),
+            (3, 0, 160),
+            (4, 0, 640),
+            (5, 0, 2560),
+            (60, 0, 3600),
+            (3, 2, 10),
+            (5, 3, 40),
+            (1, 2, 10),
+        ],
+    )
+    def test_after_its_trial_there_is_room_again_though_it_runs_on(self, queue, gate, reclaims, crashes, seconds):
+        """A trial that did not see the end of its worker was too short; one in which it crashed was not."""
+
         async def scenario():
             async with rig(queue, 2) as held:
-                suspect, acquitted = job("sync", alone=True, reclaims=reclaims), []
+                suspect, acquitted = job("sync", alone=True, reclaims=reclaims, crashes=crashes), []
                 held.slots.on_acquitted = acquitted.append
                 held.slots.add_alone(suspect)
                 await held.until(lambda: gate.inside == 1)

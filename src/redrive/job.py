@@ -166,6 +166,11 @@ class ClaimedJob:
         job.alone, job.reclaims = True, row[-1]
         return job
 
+    @property
+    def short_trials(self) -> int:
+        """How many of its trials did not see the end of its worker; one in which it crashed was long enough."""
+        return max(0, min(self.reclaims - self.crashes, 10) - 1)
+
     def __repr__(self) -> str:
         return f"<job {self.id} {self.kind!r}, attempt {self.attempt} of {self.max_attempts}>"
 

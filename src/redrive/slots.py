@@ -355,7 +355,7 @@ class Slots:
         job = self._alone
         if job is None or self._alone_waits or not job.started:  # a thread may not have begun it yet
             return
-        if now - job.started > min(TRIAL_LONGEST, TRIAL * TRIAL_GROWS ** max(0, min(job.reclaims, 10) - 1)):
+        if now - job.started > min(TRIAL_LONGEST, TRIAL * TRIAL_GROWS**job.short_trials):
             self._alone = None
             self.on_acquitted(job)
             self.on_free()

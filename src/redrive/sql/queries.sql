@@ -815,6 +815,21 @@ WITH RECURSIVE holders AS (
     ORDER BY j.id
     FOR UPDATE OF j SKIP LOCKED
     LIMIT 1000
+), dead AS MATERIALIZED (
+    SELECT w.name, w.heartbeat_at FROM {workers} w
+    WHERE w.heartbeat_at < {clock}() - w.lease AND w.heartbeat_at > {clock}() - w.lease - interval '10 minutes'
+      AND w.listener_pid IS DISTINCT FROM 0 -- what those at the broker ran is not in failures
+      AND w.name NOT IN (SELECT locked_by FROM holders WHERE locked_by IS NOT NULL) -- judged already
+), respite AS MATERIALIZED (
+    SELECT k.kind FROM (SELECT DISTINCT kind FROM orphans WHERE crashes >= %(max_crashes)s::bigint - 1) k
+    WHERE EXISTS (
+        SELECT FROM dead d
+        WHERE NOT EXISTS (
+            SELECT FROM {failures} f
+            WHERE f.kind = k.kind AND f.fingerprint = 'WorkerLost' AND f.worker = d.name
+              AND f.failed_at > (SELECT min(heartbeat_at) FROM dead) - interval '10 minutes'
+        )
+    )
 ), judged AS (
     SELECT o.*, c.crashed, p.poison,
            CASE
@@ -829,19 +844,9 @@ WITH RECURSIVE holders AS (
                AND (o.alone OR (SELECT count(*) FROM orphans n WHERE n.locked_by = o.locked_by) = 1) AS crashed
     ) c
     CROSS JOIN LATERAL (
-        SELECT c.crashed AND o.crashes >= %(max_crashes)s::int - 1 AND (
-            %(max_crashes)s::int = 1 OR o.crashes >= %(max_crashes)s::int * 2::bigint - 1 OR NOT EXISTS (
-                SELECT FROM {workers} w
-                WHERE w.heartbeat_at < {clock}() - w.lease AND w.heartbeat_at > {clock}() - w.lease - interval '10 minutes'
-                  AND w.listener_pid IS DISTINCT FROM 0 -- what those at the broker ran is not in failures
-                  AND w.name NOT IN (SELECT locked_by FROM holders WHERE locked_by IS NOT NULL) -- judged already
-                  AND NOT EXISTS (
-                      SELECT FROM {failures} f
-                      WHERE f.kind = o.kind AND f.fingerprint = 'WorkerLost' AND f.worker = w.name
-                        AND f.failed_at > w.heartbeat_at
-                  )
-            )
-        ) AS poison
+        SELECT c.crashed AND o.crashes >= %(max_crashes)s::bigint - 1
+               AND (%(max_crashes)s::bigint = 1 OR o.crashes >= %(max_crashes)s::bigint * 2 - 1
+                    OR o.kind NOT IN (SELECT kind FROM respite)) AS poison
     ) p
 ), worded AS (
     SELECT *,
