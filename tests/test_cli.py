@@ -128,6 +128,11 @@ def test_a_flag_that_is_unknown_is_a_wrong_use_with_the_nearest_one():
     assert "--kind" in complaint(redrive(None, "jobs", "--knid", "x", code=2))
 
 
+def test_a_command_that_is_unknown_is_a_wrong_use_with_the_nearest_one():
+    assert complaint(redrive(None, "jbos", code=2)) == "No such command 'jbos'. Did you mean jobs?"
+    assert complaint(redrive(None, "qqqq", code=2)) == "No such command 'qqqq'."
+
+
 def test_a_reader_that_has_had_enough_is_no_error(db, conn):
     conn.execute("insert into redrive.jobs (kind) select repeat('long', 50) from generate_series(1, 5000)")
     child = process(db, "jobs", "--limit", "5000")

@@ -352,6 +352,9 @@ def test_who_only_looks_is_refused_in_a_line_and_changes_nothing(roles, conn, wo
     ("role", "statement"),
     [
         ("shop_producer", "SELECT payload FROM redrive.jobs"),
+        ("shop_producer", "INSERT INTO redrive.jobs (kind, status) VALUES ('mail', 'succeeded')"),
+        ("shop_producer", "INSERT INTO redrive.jobs (kind, locked_by, claims) VALUES ('mail', 'vm:1:abcdef', 1)"),
+        ("shop_web", "INSERT INTO redrive.jobs (kind, status) VALUES ('mail', 'succeeded')"),
         ("shop_producer", "UPDATE redrive.jobs SET status = 'pending'"),
         ("shop_producer", "DELETE FROM redrive.jobs"),
         ("shop_producer", "TRUNCATE redrive.jobs"),

@@ -98,6 +98,8 @@ class TestDecoration:
             {"timeout": -1},
             {"timeout": float("nan")},
             {"timeout": timedelta(0)},
+            {"timeout": "abc"},
+            {"timeout": ()},
             {"backoff": 10},
             {"retry_on": "ValueError"},
             {"retry_on": (ValueError, 1)},
@@ -109,6 +111,18 @@ class TestDecoration:
         [name] = options
         with pytest.raises(InvalidOption, match=name):
             queue.handler("k", **options)(lambda: None)
+
+    def test_without_its_brackets_a_decorator_is_refused_and_not_lost(self, queue):
+        """It would take the function for the kind, or the handler for the times, and register nothing."""
+
+        def mail(payload): ...
+
+        with pytest.raises(InvalidOption, match=r"above mail has no brackets: write @queue.handler\(\)"):
+            queue.handler(mail)
+        with pytest.raises(InvalidOption, match=r"@queue.schedule: cron is Handler\(kind='mail'"):
+            queue.schedule(queue.handler("mail")(mail))
+        with pytest.raises(InvalidOption, match="topic"):
+            queue.subscribe(mail)
 
     def test_a_timeout_is_an_hour_unless_said_and_none_is_for_ever(self, queue):
         assert queue.handler("a")(lambda: None).timeout == 3600

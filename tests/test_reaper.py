@@ -304,6 +304,7 @@ def test_those_who_die_with_it_or_at_the_broker_say_nothing_and_one_death_is_eno
     strict = running(conn, "host:3:aaaaaa")
     a_worker(conn, "host:3:aaaaaa", silent="10 s")
     assert [(one.id, one.status) for one in reap(conn, max_crashes=1)] == [(strict, "dead")]
+    assert "its worker died once while it ran alone" in row(conn, strict).last_error
     for_ever = running(conn, "host:4:aaaaaa", crashes=9)
     a_worker(conn, "host:4:aaaaaa", silent="10 s")
     assert [(one.id, one.status) for one in reap(conn, max_crashes=2**40)] == [(for_ever, "pending")]

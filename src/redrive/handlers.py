@@ -322,7 +322,10 @@ def timeout_seconds(value: float | timedelta | None) -> float | None:
     """
     if value is None:
         return None
-    limit = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    try:
+        limit = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    except (TypeError, ValueError):
+        raise InvalidOption(f"timeout is {value!r:.80}: give seconds, a timedelta, or None for no limit") from None
     if not limit > 0:
         raise InvalidOption(f"timeout is {limit:g} s: must be more than 0, or None for no limit")
     return limit

@@ -72,6 +72,11 @@ class Registry(Enqueuer):
         Raises:
             InvalidOption: for a kind that is taken, or a value that makes no sense.
         """
+        if callable(kind):
+            raise InvalidOption(
+                f"@queue.handler above {getattr(kind, '__name__', kind)!s:.80} has no brackets: "
+                "write @queue.handler(), or a kind in them"
+            )
         store.options(priority=priority, max_attempts=max_attempts)
         if backoff is not None and not callable(backoff):
             raise InvalidOption(

@@ -114,6 +114,8 @@ class Schedules:
         Raises:
             InvalidOption: for a value that makes no sense, or a name that is taken.
         """
+        if cron is not None and not isinstance(cron, str):  # above a handler with no brackets it would never run
+            raise InvalidOption(f"@queue.schedule: cron is {cron!r:.80}: give text, as in @queue.schedule('0 3 * * *')")
 
         def register(handler: Handler[P, R]) -> Handler[P, R]:
             if not isinstance(handler, Handler):

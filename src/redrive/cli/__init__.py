@@ -7,6 +7,7 @@ and a program.
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -74,6 +75,17 @@ class Commands(click.Group):
                 raise
             return _without_extra(error.name)
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the one that was meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near := get_close_matches(args[0], self.list_commands(ctx), n=1):
+                raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what an operator can mend becomes one line and an exit code."""

@@ -133,6 +133,8 @@ def _show(group: Group, sample: Any, now: datetime, where: list[str], *, as_json
         ["redrive", "show", str(group.newest_id)],
         ["redrive", "replay", str(group.newest_id), "--pdb", "--app", "MODULE:QUEUE"],
     ]
+    if group.error_type == "WorkerLost":  # it would kill the debugger as well
+        del commands[1]
     for words in commands if group.newest_id else ():
         click.echo(f"  {screen.clean(shlex.join([*words, *where]))}")
     if group.dead:

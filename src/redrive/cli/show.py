@@ -11,6 +11,7 @@ from redrive.cli import screen
 from redrive.cli.options import application, as_json, database, examples
 from redrive.cli.screen import Cell
 from redrive.cli.session import session
+from redrive.words import counted
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -78,7 +79,7 @@ def _facts(job: dict[str, Any], now: datetime) -> list[tuple[str, str]]:
 
     running = job["status"] == "running"
     tries = f"{job['attempts']} of {job['max_attempts']}"
-    crashes = f", {job['crashes']} worker deaths" if job["crashes"] else ""
+    crashes = f", {counted(job['crashes'], 'worker death')}" if job["crashes"] else ""
     return [
         ("tries", f"{tries}{crashes}, claimed {job['claims']} {'time' if job['claims'] == 1 else 'times'}"),
         ("created", at("created_at")),

@@ -854,7 +854,7 @@ WITH RECURSIVE holders AS (
                WHEN verdict = 'failed' AND superseded AND cancel_requested_at IS NULL THEN 'cancelled: superseded by a job with the same key, enqueued while it ran'
                WHEN verdict = 'failed' THEN 'cancelled; its worker ' || coalesce(locked_by, '(unnamed)') || ' was lost'
                WHEN verdict = 'dead' AND poison
-                   THEN 'poison: its worker died ' || crashes::bigint + 1 || ' times while it ran alone, the last was ' || locked_by
+                   THEN 'poison: its worker died ' || CASE crashes WHEN 0 THEN 'once' ELSE crashes::bigint + 1 || ' times' END || ' while it ran alone, the last was ' || locked_by
                WHEN verdict = 'dead' THEN 'deadline: expires_at ' || expires_at || ' has passed; its worker '
                    || coalesce(locked_by, '(unnamed)') || ' was lost'
                ELSE 'worker lost: ' || coalesce(locked_by, '(unnamed)') || ' fell silent; reclaimed'
