@@ -1,7 +1,8 @@
 """Put the promise to the proof: ``python -m chaos --seconds 300 --seed 7``, or ``make chaos``.
 
-The last line on standard output is the verdict, as JSON; the exit code is 1 unless its four counts are 0. Ctrl-C ends
-the faults and judges what there is; a second one ends everything at once.
+The last line on standard output is the verdict, as JSON; the exit code is 1 unless its four counts are 0: jobs lost,
+double outcomes, illegal transitions, unexplained duplicates. Ctrl-C ends the faults and judges what there is; a second
+one ends everything at once.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def explain(verdict: Verdict, how: Circumstances) -> None:
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long it takes, about")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"how long it takes, about ({SECONDS:g})")
     parser.add_argument(
         "--seed", type=int, help="what faults and jobs are drawn from; another one each time unless given"
     )

@@ -44,14 +44,17 @@ INTRODUCTION = """\
 
 `make chaos` lets workers run jobs while faults strike them, their network and their database, and then asks witnesses
 outside of redrive what became of every job: what producers and handlers wrote down themselves, and a trigger's record
-of every change of state. `make chaos-long` does so for an hour. The faults are drawn from a seed, and the same seed
-plans the same faults at the same times. This page was written by `make chaos {how}`.
+of every change of state. `make chaos-long` does so for an hour. It runs from a checkout and brings its own Postgres;
+for the faults and ways of their names libfaketime, pgbouncer and the right to mount are used where they are there, and
+what could not be had is named at the end. The faults are drawn from a seed, and the same seed plans the same faults at
+the same times. This page was written by `make chaos {how}`.
 """
 RECOVERY = """
 All is well again when every worker that was left alone meanwhile has run a job of a kind that only it knows, enqueued
 after the fault was lifted (after a failover: after the new primary took writes). So the slowest worker counts; one
 whose event loop its own handler blocks at that time is not waited for. After a SIGKILL it is the moment at which the
-last of the worker's jobs was taken back, which waits for the lease on purpose; after a SIGTERM it is the worker's end.
+last of the worker's jobs was taken back, which waits for the lease on purpose, and where the database is away meanwhile
+for a lease after it has come back; after a SIGTERM it is the worker's end.
 Small faults overlap, so another one may be in the way of a recovery. A grand one is alone.
 """
 MISDEEDS = """
@@ -105,7 +108,7 @@ def report(verdict: Verdict, how: Circumstances) -> str:
         table(("", "count"), came_of_it),
         "\n## Faults, and how long recovery took",
         RECOVERY,
-        table(("fault", "what is done", "times", "p50, s", "max, s", "bar, s"), faults(verdict)),
+        table(("fault", "what is done", "times", "p50, s", "max, s", "must be under, s"), faults(verdict)),
         "\n## Handlers that misbehave",
         MISDEEDS,
         table(("how", "tries"), verdict.misdeeds.items()),
@@ -140,7 +143,7 @@ def settings(how: Circumstances) -> Rows:
     """Give a row a setting."""
     yield "length", f"{how.seconds:g} s, faults in the first five sixths"
     yield "load", f"{how.rate:g} jobs a second by {producers.THREADS} producers"
-    yield "workers", f"{len(how.slots)} processes: {', '.join(how.slots)}"
+    yield "workers", f"{len(how.slots)} processes, by name and way to Postgres: {', '.join(how.slots)}"
     yield "each", f"lease {crew.LEASE:g} s, grace {crew.GRACE:g} s, poll {crew.POLL:g} s, {crew.CONCURRENCY} at a time"
     yield "redrive", how.redrive
     yield (
