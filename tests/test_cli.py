@@ -94,6 +94,7 @@ def test_a_role_that_may_not_read_the_tables_is_told_so_in_one_line(conn, db):
         dsn = re.sub(r"user=\S+", f"user={role}", db) if "user=" in db else re.sub(r"//[^@]*@", f"//{role}:x@", db)
         line = complaint(redrive(dsn + " password=x" * ("user=" in db), "jobs", code=1))
         assert "permission denied" in line
+        assert "docs/migrations.md" in line
     finally:
         conn.execute(f"drop role {role}")
 

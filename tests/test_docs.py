@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import redrive.settings
 import shell
@@ -331,6 +331,12 @@ def test_a_producer_can_enqueue_in_every_way_and_nothing_else(roles, conn):
             forbidden()
     queue.close()
     assert conn.execute("SELECT count(*) FROM redrive.jobs WHERE status = 'pending'").fetchone() == (4,)
+    dsn = roles("shop_producer")
+    [grant] = [
+        each.text for each in blocks(DOCS / "migrations.md") if "redrive.migrations TO shop_producer" in each.text
+    ]
+    conn.execute(grant.replace("shop_producer", conninfo_to_dict(dsn)["user"]))
+    assert shell.redrive(dsn, "enqueue", "mail").output == "job 5 enqueued\n"
 
 
 @pytest.mark.parametrize("words", [("jobs", "--json"), ("dead",), ("show", "1"), ("workers",), ("jobs", "--counts")])

@@ -117,7 +117,9 @@ def _of_database(error: Exception, schema: str) -> Trouble | None:
             f"the database URL can't be read ({_QUOTED.sub('…', _line(error))}): write it as "
             "postgresql://user:password@host/name, with %40 for an @ in the password and the like"
         )
-    return Trouble(f"the database refused: {_line(error)}")
+    rights = isinstance(error, psycopg.errors.InsufficientPrivilege)
+    remedy = ": what each role needs stands in docs/migrations.md" if rights else ""
+    return Trouble(f"the database refused: {_line(error)}{remedy}")
 
 
 def _in_flags(text: str) -> str:
