@@ -89,8 +89,8 @@ def report(verdict: Verdict, how: Circumstances) -> str:
     line = verdict.line
     came_of_it = [
         ("jobs whose enqueue was confirmed", f"{line['jobs']:,}"),
-        ("enqueues that failed, or whose answer never came", verdict.unknown),
-        ("faults", line["faults"]),
+        ("enqueues that failed, or whose answer never came", f"{verdict.unknown:,}"),
+        ("faults", f"{line['faults']:,}"),
         ("worker processes", len(verdict.lives)),
         ("of these ended by themselves", sum(life.by_itself for life in verdict.lives)),
         ("jobs lost", line["lost"]),
